@@ -120,7 +120,7 @@ class AggregateKind(ABC):
         """Return the column's exact values, NaN where it is not defined."""
 
 
-def own(aggregate: Aggregate, prefixes: Prefixes) -> tuple[ValueStream, Prefix]:
+def own_prefix(aggregate: Aggregate, prefixes: Prefixes) -> tuple[ValueStream, Prefix]:
     """Return the running sum that was made for a column."""
     prefix = prefixes.streams[aggregate.name]
     if prefix.stream is None:
@@ -230,13 +230,13 @@ class Sum(AggregateKind):
 
     @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
-        _, total = own(aggregate, prefixes)
+        _, total = own_prefix(aggregate, prefixes)
         sd = np.full(len(total.values), total.sd)
         return total.values * aggregate.grid, sd * aggregate.grid
 
     @override
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
-        stream, total = own(aggregate, prefixes)
+        stream, total = own_prefix(aggregate, prefixes)
         return total.sd * stream.grid, ""
 
     @override
@@ -348,14 +348,14 @@ class Mean(AggregateKind):
 
     @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
-        stream, total = own(aggregate, prefixes)
+        stream, total = own_prefix(aggregate, prefixes)
         count = prefixes.streams[COUNT]
         sd = np.asarray(total.sd), np.asarray(count.sd)
         return quotient(aggregate, stream.mid, total.values, count.values, sd)
 
     @override
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
-        stream, total = own(aggregate, prefixes)
+        stream, total = own_prefix(aggregate, prefixes)
         sd = np.hypot(total.sd, stream.sensitivity * prefixes.streams[COUNT].sd) * stream.grid
         return sd, (
             "divided by the key's number of records, for values at the bounds (the worst case)"

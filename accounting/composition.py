@@ -274,7 +274,7 @@ def left_within(spends: Sequence[Spend] | Total, limit: tuple[float, float]) -> 
 
 
 #: More charges of one kind than any account holds.
-_TIMES = 1 << 40
+_MOST_CHARGES = 1 << 40
 
 
 def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, delta: float) -> int:
@@ -289,12 +289,12 @@ def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, de
     if not fits(1):
         return 0
     most = 1
-    while most < _TIMES and fits(2 * most):
+    while most < _MOST_CHARGES and fits(2 * most):
         most *= 2
     step = most
     while step := step // 2:
         most += step if fits(most + step) else 0
-    return min(most, _TIMES)
+    return min(most, _MOST_CHARGES)
 
 
 class Limit(NamedTuple):

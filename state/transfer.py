@@ -277,7 +277,7 @@ def backup(url: str, plan: Plan, out: Path, progress: Progress | None = None) ->
         PolicyError: another plan's store.
         RunError: the file cannot be written; it does not exist then.
     """
-    state_backend = _there(url)
+    state_backend = _existing_backend(url)
     with contextlib.closing(state_backend.open(plan)) as source:
         refuse_other_plan(source.identity, plan)
         if isinstance(state_backend, SqliteBackend):
@@ -422,7 +422,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
         RunError: a run has it open, or no space is left.
     In all these cases the store is as it was.
     """
-    state_backend = _there(url)
+    state_backend = _existing_backend(url)
     if isinstance(state_backend, SpannerBackend):
         there = state_backend.open(plan)
         new = _resharded(there.identity, plan, shards)
@@ -449,7 +449,7 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
     return msgspec.structs.replace(identity, shards=shards)
 
 
-def _there(url: str) -> Backend:
+def _existing_backend(url: str) -> Backend:
     """Return the backend of a store that is there, which nobody in this process has open."""
     if not exists(url):
         raise UsageError("store", "holds no run yet", "run the job, or correct store")

@@ -84,7 +84,7 @@ from dpstream.accounting.tuning.question import (
 #: S is well above noise from so many rank errors; the nearer point has so many times as many.
 #: Simulated, of 3,000 to 300,000 units whose rows are log-normal with sigma .5 to 2: root mean
 #: square errors of the amount are the least, within a tenth; for power laws they grow slowly.
-_CLEAR, _TIMES = 1.5, 16.0
+_CLEAR, _NEARER_RATIO = 1.5, 16.0
 #: One-sided 95% margin of one prefix, as a part of the rank error of all.
 _MARGIN = 0.5
 #: Least power of a law with a mean that can be told, and largest sigma of a log-normal one.
@@ -105,7 +105,7 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             distances the ``squares`` count (variances), or how many times given ``bounds`` a unit's
             sum in a group is.
         low, high: the bounds.
-        below, above: shares of values beyond each; within: what they err by at most, at 95%.
+        below, above: shares of values beyond each; within: the 95% margin of these shares.
         amount: share of all groups, all rows, or of the size of all values, that is beyond;
             ``None`` where sizes do not add up to the figure (variances, quantiles).
         amount_at_most: the same if sizes fall as slowly as a power law; 1 where that has no mean.
@@ -234,7 +234,7 @@ class Tail(NamedTuple):
         if not clear.size:
             return None
         few = float(above[clear[-1]])
-        nearer = np.flatnonzero(above >= min(_TIMES * few, (few + self.everything) / 2))
+        nearer = np.flatnonzero(above >= min(_NEARER_RATIO * few, (few + self.everything) / 2))
         if not nearer.size or nearer[-1] >= clear[-1] or above[nearer[-1]] >= self.everything:
             return None
         near, far = float(self.edges[nearer[-1]]), float(self.edges[clear[-1]])

@@ -62,13 +62,13 @@ OF_VALUES, OF_COUNTS = 1 / 2, 1 / 6
 MISS = 0.05
 #: Grid units of a bound that stands for any other; noise is proportional to it.
 _STEPS = 1 << 10
-_NORMAL = 1.959963984540054
+_NORMAL_QUANTILE = 1.959963984540054
 _SLACK = 1e-12
 
 
 def half_width(law: str) -> float:
     """Return Half-width of a 95% interval in sds where several noises of a law are combined."""
-    return _NORMAL if law == "gaussian" else math.log(1 / MISS) / math.sqrt(2)
+    return _NORMAL_QUANTILE if law == "gaussian" else math.log(1 / MISS) / math.sqrt(2)
 
 
 class PartNoise(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class PartNoise(msgspec.Struct, frozen=True):
     def margin(self) -> int:
         """The least k with P[|Z| > k] <= 5%, in lattice units."""
         if self.law == "gaussian":
-            return max(0, math.ceil(_NORMAL * self.scale - 0.5))
+            return max(0, math.ceil(_NORMAL_QUANTILE * self.scale - 0.5))
         if self.step is not None:
             return staircase_margin(self.scale, self._stair, self.step, MISS)
         # 2 (q^(j + 1) - q^(k + 1)) <= MISS (1 + q - 2 q^(k + 1)), without truncation q^(k + 1) = 0.

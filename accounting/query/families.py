@@ -66,8 +66,9 @@ from dpstream.accounting.query.parts import parts_of
 from dpstream.accounting.query.plan import MAX_ROWS, Family, QueryPlan
 from dpstream.accounting.query.thresholds import Selection
 
-#: What noise grows with, by kind of column and part; that of others is the same for all bounds.
-_TIMES = {
+#: The factor that noise is proportional to, by kind of column and part; noise of other parts does
+#: not depend on the bounds.
+_BOUND_FACTORS = {
     ("count", "count"): "high",
     ("sum", "sum"): "max(|low|, |high|)",
     ("mean", "sum"): "high - low",
@@ -108,9 +109,9 @@ def outlook(gridded: Gridded) -> Outlook:
     for row, column in zip(expected(plan, budget), gridded.plan.columns, strict=True):
         for part in row["parts"]:
             factors = list[tuple[str, float]]()
-            if column.automatic and (row["kind"], part["what"]) in _TIMES:
+            if column.automatic and (row["kind"], part["what"]) in _BOUND_FACTORS:
                 most = _ROWS if row["kind"] == "count" else 1.0
-                factors.append((_TIMES[row["kind"], part["what"]], most))
+                factors.append((_BOUND_FACTORS[row["kind"], part["what"]], most))
             if column.automatic_rows:
                 factors.append(("rows", float(MAX_ROWS)))
             if gridded.plan.automatic_groups:
@@ -181,7 +182,7 @@ _SHAPES: tuple[Callable[[Float64], Float64], ...] = (
     np.ones_like,
 )
 #: Points of a normal variable over which a figure of the tested count is integrated.
-_NORMAL = np.linspace(-9.0, 9.0, 361)
+_NORMAL_POINTS = np.linspace(-9.0, 9.0, 361)
 
 
 class Families(msgspec.Struct, frozen=True):
@@ -411,12 +412,12 @@ def _released_gaussian(
     counted = 0.0 if tested is None else selection.counted * tested.sd
     if tested is not None:
         each += selection.counted * tested.part.alone
-    apart = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL
+    apart = (each * sizes - selection.need(min_units))[:, None] + counted * _NORMAL_POINTS
     rest = math.sqrt(max(selection.sd**2 - counted**2, 0.0)) or 1.0
     passes = special.ndtr(apart / rest)
-    density = np.exp(-(_NORMAL**2) / 2)
+    density = np.exp(-(_NORMAL_POINTS**2) / 2)
     density /= density.sum()
-    error = 0.0 if tested is None else passes @ (density * np.abs(_NORMAL)) * tested.sd
+    error = 0.0 if tested is None else passes @ (density * np.abs(_NORMAL_POINTS)) * tested.sd
     return passes @ density, np.asarray(error + np.zeros(len(sizes)))
 
 

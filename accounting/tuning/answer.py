@@ -58,8 +58,8 @@ class Coverage(NamedTuple):
     edges: Float64
     part: Float64
 
-    def at(self, pairs: float) -> float:
-        """Return the part of records that a bound of ``pairs`` pairs in the first hours keeps."""
+    def part_at(self, pairs: float) -> float:
+        """Return the part of all pairs that a bound of ``pairs`` pairs a unit keeps."""
         return float(np.interp(pairs, self.edges, self.part))
 
 
@@ -69,7 +69,7 @@ class PerKey(msgspec.Struct, frozen=True):
     Attributes:
         bound: k; contributions: C that is weighed best with it.
         cut: part of all pairs that C cuts, without what is beyond k in a key.
-        sd: as for ``NoiseOf``.
+        sd: see ``NoiseOf``.
     """
 
     bound: int

@@ -138,12 +138,12 @@ def changes(plan: Plan, ways: Ways) -> list[Change]:
     """Return the ways to noise the job unchanged, the starred one first, then other changes by
     gain.
     """
-    rows = [_of_way(plan, ways.starred, starred=True)]
+    rows = [_change_of_way(plan, ways.starred, starred=True)]
     for way, effect in (
         (ways.fuller, "more keys, no more noise"),
         (ways.quieter, "less noise, no fewer keys"),
     ):
-        row = None if way is None else _of_way(plan, way, effect)
+        row = None if way is None else _change_of_way(plan, way, effect)
         if row is not None and all(row.settings != other.settings for other in rows):
             rows.append(row)
     own = reference_figures(plan, allocate(plan))
@@ -151,7 +151,7 @@ def changes(plan: Plan, ways: Ways) -> list[Change]:
     return [*rows, *sorted(others, key=lambda row: -row.gain)]
 
 
-def _of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Change:
+def _change_of_way(plan: Plan, way: Way, effect: str = "", starred: bool = False) -> Change:
     settings = written({job_field(field): value for field, value in way.settings.items()})
     if starred:
         effect = "nearly the most keys, with the least noise for that"

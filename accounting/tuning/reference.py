@@ -66,15 +66,15 @@ class Published(NamedTuple):
         return self.chances[before - 1] if before else np.zeros(self.chances.shape[1])
 
 
-def published(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Published:
+def publication_chances(plan: Plan, budget: Budget, units: Float64, mass: Float64) -> Published:
     """Return the chances that keys are published, by test.
 
-    A key is published by a test with the chance of passing the easiest so far, a lower bound of
-    passing any.
+    A key's chance at a test is that of passing the easiest test so far, which is a lower bound of
+    the chance of passing any of them.
 
     Args:
-        units: (keys,) of each key at close, of the reference's mix of records.
-        mass: (keys,) shares of all records that fall on such keys; they matter with ``skip``.
+        units: (keys,) units of each key at the window's close, with the reference's mix of records.
+        mass: (keys,) share of all records that falls on such keys; it matters with ``skip`` only.
     """
     statistic = required(budget.statistic, "keys are tested")
     tau = required(budget.tau, "tests have thresholds")
@@ -141,7 +141,7 @@ def _passed(sizes: Float64, most: int, sooner: int, scale: float, least: float) 
     """P[n + Z + coin > least] of counts n with truncated noise.
 
     Args:
-        most, sooner: its k and coin (``accounting.mechanisms.optimum``).
+        most, sooner: the test's k and coin (``accounting.mechanisms.optimum``).
     """
     coin = sooner / (1 << COIN_BITS)
     chance = _above(least - sizes, most, scale)
@@ -265,7 +265,7 @@ def published_sizes(plan: Plan, budget: Budget, job_contributions: int | None = 
     part = mean_contributions(plan.privacy.contributions) / mean_contributions(
         job_contributions or plan.privacy.contributions
     )
-    return published(plan, budget, SIZES * part, MASS)
+    return publication_chances(plan, budget, SIZES * part, MASS)
 
 
 def typical_sd(sd: Float64) -> float:
@@ -304,7 +304,7 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     """Return the expected published keys of one window at its close.
 
     Args:
-        units: that have records in the window; keys: K, that there are.
+        units: number of units with records in the window; keys: K, the number of keys.
     """
     if budget.tau is None:
         return float(keys)
@@ -317,5 +317,5 @@ def expected_keys(plan: Plan, budget: Budget, units: int, keys: int) -> float:
     # A unit's i-th record is there with chance 1/i, and the key's first with p (1 - p)^(i - 1).
     chance = met[:, None] * (1 - met[:, None]) ** (first - 1) / first
     there, mass = np.diff(edges), met * np.diff(edges)
-    publication = published(plan, budget, units * chance.sum(axis=1), mass / mass.sum())
+    publication = publication_chances(plan, budget, units * chance.sum(axis=1), mass / mass.sum())
     return float(there @ publication.chances[-1])

@@ -137,7 +137,7 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
     """Fields of ``Privacy`` that differ from the job's; strategies first by themselves."""
     privacy, best = plan.privacy, plan.privacy.strategy
     least = reference_figures(plan, allocate(plan))
-    for strategy in _strategies(plan):
+    for strategy in _other_strategies(plan):
         figures = _figures_of(plan, {"strategy": strategy})
         if figures is not None and figures.noise_against(least) < _ANOTHER:
             least, best = figures, strategy
@@ -164,7 +164,8 @@ def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
     return {"weights": weights} | ({"skip": True} if vanish and plan.design.skips else {})
 
 
-def _strategies(plan: Plan) -> list[StrategyName]:
+def _other_strategies(plan: Plan) -> list[StrategyName]:
+    """Return the strategies that the job may take instead of its own."""
     most = {
         "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
         "dense": _DENSE,

@@ -99,9 +99,9 @@ def quantiles(high: Ids, low: Ids) -> tuple[Float64, Float64]:
         high, low: (n,) uint64 upper and lower word of each uniform u = 2^64 high + low.
     """
     values, rest = np.empty(len(high)), np.empty(len(high))
-    far = np.empty(len(high), np.int64)
-    count = _evaluate(high, low, _table(), values, rest, far)
-    for at in far[:count].tolist():
+    beyond_table = np.empty(len(high), np.int64)
+    count = _evaluate(high, low, _table(), values, rest, beyond_table)
+    for at in beyond_table[:count].tolist():
         values[at], rest[at] = _far(int(high[at]) << 64 | int(low[at]))
     return values, rest
 
@@ -152,7 +152,7 @@ def _taylor(z: flint.arb, half: flint.arb) -> list[flint.arb]:
 
 @njit(cache=True, nogil=True)
 def _evaluate(
-    high: Ids, low: Ids, table: Float64, values: Float64, rest: Float64, far: Int64
+    high: Ids, low: Ids, table: Float64, values: Float64, rest: Float64, beyond_table: Int64
 ) -> int:  # pragma: no cover - compiled
     """Fill the pairs; returns how many places, in ``far``, lie beyond the table."""
     count = 0
@@ -165,7 +165,7 @@ def _evaluate(
         while octave < _OCTAVES and (first << np.uint64(octave + 1)) >> np.uint64(63) == 0:
             octave += 1
         if octave == _OCTAVES:
-            far[count] = i
+            beyond_table[count] = i
             count += 1
             continue
         # The leading one is shifted out: 7 bits of the part, then where in the part p lies.

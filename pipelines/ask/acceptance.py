@@ -120,7 +120,7 @@ class Acceptance(NamedTuple):
         }
 
 
-def of_job(job: "Job", fresh: bool = False) -> Acceptance:
+def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
     """Return whether `dpstream run` of a job would be accepted.
 
     Args:
@@ -149,7 +149,7 @@ def of_job(job: "Job", fresh: bool = False) -> Acceptance:
     return Acceptance(refusal, cost, run_id, *_account(job.ledger, more))
 
 
-def of_requests(
+def requests_acceptance(
     place: AccountPlace,
     requests: Sequence[Request],
     fresh: bool = False,

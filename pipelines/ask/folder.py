@@ -155,7 +155,7 @@ class Output:
             return None
         with contextlib.suppress(OSError):
             return (self._out / self._manifest).read_bytes()
-        raise self._foreign()
+        raise self._foreign_output()
 
     def check(self, run_id: str | None) -> None:
         """Refuse an existing output, unless it belongs to the answer of this run.
@@ -178,7 +178,7 @@ class Output:
         if run_id is None:
             rule = "exists and is not of this answer: the question was not answered before"
             raise UsageError(self._field, rule, "name a new folder: the answer is a new charge")
-        raise self._foreign()
+        raise self._foreign_output()
 
     def publish(self, manifest: bytes, files: Mapping[str, Written], fill: Fill) -> list[str]:
         """Make the folder match its manifest: as a whole, or file by file if it exists already.
@@ -196,7 +196,7 @@ class Output:
         """
         current = self.existing_manifest()
         if current not in (None, manifest):
-            raise self._foreign()
+            raise self._foreign_output()
         damaged = [name for name, data in files.items() if not is_written(self._out / name, data)]
         if current is not None and not damaged:
             sweep(self._out.parent)  # whoever made it may have been killed before it tidied up
@@ -220,7 +220,7 @@ class Output:
                 sync((self._out / name).parent)
         return damaged
 
-    def _foreign(self) -> UsageError:
+    def _foreign_output(self) -> UsageError:
         return UsageError(
             self._field,
             "exists and is not of this answer, or its manifest is damaged",

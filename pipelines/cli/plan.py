@@ -143,7 +143,7 @@ def plan(
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe
     from dpstream.accounting.tuning.outlook import KEYS, coverage, outlook, warnings_of
-    from dpstream.pipelines.ask.acceptance import of_job
+    from dpstream.pipelines.ask.acceptance import job_acceptance
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.job_plan import coverage_lines, details_text, summary_text
@@ -159,7 +159,7 @@ def plan(
         return
     checked, tuned = loaded.plan, tuned_of(loaded)
     state_figures = shard_figures(loaded, changed_keys)
-    accepted = of_job(loaded, fresh)
+    accepted = job_acceptance(loaded, fresh)
     begun = None if fresh else committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
     stated = load["units"], load["keys"]

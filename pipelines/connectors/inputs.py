@@ -158,7 +158,7 @@ def output(read: ReadRows, at: Timestamp | None = None) -> Any:
     """Return rows as an element of ``records``, refused positions as one of ``dead_letter``.
 
     Args:
-        at: the element's time; ``None``: that of the element it is made of.
+        at: time of the new element; ``None``: the time of the element that is being read.
     """
     rows = read if isinstance(read, pa.RecordBatch) else refusal(*read)
     element = rows if at is None else TimestampedValue(rows, at)
@@ -181,10 +181,10 @@ def refusal(refused: Refused, partition: int | Int64) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
 
 
-def reading(reader: beam.DoFn) -> Any:
-    """Return a reader's transform to the outputs ``records`` and ``dead_letter``, both of batches.
+def read_transform(reader: beam.DoFn) -> Any:
+    """Return a reader's transform with two outputs of batches, ``records`` and ``dead_letter``.
 
-    Beam would pickle elements of a type that it does not know.
+    It declares the type of the elements, because Beam pickles elements of an undeclared type.
     """
     read = beam.ParDo(reader).with_output_types(pa.RecordBatch, **{DEAD_LETTER: pa.RecordBatch})
     return read.with_outputs(DEAD_LETTER, main=RECORDS)

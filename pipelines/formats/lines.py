@@ -201,7 +201,7 @@ class Objects:
         """
         if not texts:
             return []
-        if deepest(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
+        if most_brackets(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
             try:
                 return list(map(self._decoder.decode, texts))
             except _BROKEN:
@@ -249,7 +249,7 @@ def _are_objects(code: UInt8, ends: Int32) -> bool:
     return bool(np.add.reduceat(brackets, begins, dtype=np.int32).max() <= MAX_DEPTH)
 
 
-def deepest(texts: list[bytes]) -> int:
+def most_brackets(texts: list[bytes]) -> int:
     """Return an upper bound of the nesting of every text: its opening brackets."""
     squares = map(methodcaller("count", b"["), texts)
     return max(map(int.__add__, squares, map(methodcaller("count", b"{"), texts)))

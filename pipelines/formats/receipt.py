@@ -68,7 +68,7 @@ def header_of(receipt: bytes, kind: type[H], field: str = "account.path") -> H:
     try:
         return msgspec.json.decode(receipt[:end] if end >= 0 else receipt, type=kind)
     except (msgspec.MsgspecError, UnicodeError):
-        raise _foreign(field) from None
+        raise _foreign_receipt(field) from None
 
 
 def table_of(receipt: bytes) -> "pa.Table":
@@ -103,10 +103,10 @@ def read_table(data: "bytes | pa.Buffer") -> "pa.Table":
     try:
         return pa.ipc.open_stream(data).read_all()
     except (ValueError, OSError, pa.ArrowException):
-        raise _foreign("account.path") from None
+        raise _foreign_receipt("account.path") from None
 
 
-def _foreign(field: str) -> PolicyError:
+def _foreign_receipt(field: str) -> PolicyError:
     return PolicyError(
         field, "holds an answer of another form", "use the version of the program that wrote it"
     )

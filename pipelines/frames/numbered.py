@@ -38,7 +38,7 @@ _EXACT: dict[pa.DataType, set[type]] = {
     pa.int64(): {int, _NONE},
     pa.float64(): {float, int, _NONE},
 }
-_FAILS = (pa.ArrowException, ValueError, OverflowError)
+_CONVERSION_ERRORS = (pa.ArrowException, ValueError, OverflowError)
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -47,7 +47,7 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         micros = [value.micros if isinstance(value, Timestamp) else None for value in values]
         return column_of(micros, pa.int64()).cast(kind)
     if set(map(type, values)) <= _EXACT[kind]:
-        with contextlib.suppress(*_FAILS):
+        with contextlib.suppress(*_CONVERSION_ERRORS):
             return pa.array(values, kind)
     return pa.concat_arrays([_cell(value, kind) for value in values])
 
@@ -56,7 +56,7 @@ def _cell(value: Any, kind: pa.DataType) -> pa.Array:
     """Return an array of one value, which is null if it is not of the type or does not fit."""
     number = value.item() if isinstance(value, np.generic) else value
     if type(number) in _EXACT[kind]:
-        with contextlib.suppress(*_FAILS):
+        with contextlib.suppress(*_CONVERSION_ERRORS):
             return pa.array([number], kind)
     return pa.nulls(1, kind)
 
@@ -69,16 +69,16 @@ def instants_of(values: Sequence[Any]) -> pa.Array:
     """
     micros, valid = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
     kinds = np.array([_kind(value) for value in values])
-    for kind, micros_of in _TIMES.items():
+    for kind, micros_of in _MICROS_OF.items():
         at = np.flatnonzero(kinds == kind)
         if not at.size:
             continue
         part = [values[int(i)] for i in at]
         try:
             micros[at], valid[at] = micros_of(part)
-        except _FAILS:
+        except _CONVERSION_ERRORS:
             for i, value in zip(at, part, strict=True):
-                with contextlib.suppress(*_FAILS):
+                with contextlib.suppress(*_CONVERSION_ERRORS):
                     moment, ok = micros_of([value])
                     micros[i], valid[i] = moment[0], ok[0]
     return pa.array(micros, mask=~valid).cast(INSTANT)
@@ -101,7 +101,7 @@ def _numpys(values: Sequence[Any]) -> tuple[Any, Any]:
     return ticks.astype(np.int64), ~np.isnat(ticks)
 
 
-_TIMES: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
+_MICROS_OF: dict[str, Callable[[Sequence[Any]], tuple[Any, Any]]] = {
     "beam": lambda values: instant(pa.array([value.micros for value in values], pa.int64())),
     "time": lambda values: instant(pa.array(values, INSTANT)),
     "numpy": _numpys,

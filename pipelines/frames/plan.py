@@ -15,8 +15,8 @@ from dpstream.pipelines.ask.acceptance import (
     Acceptance,
     left_of,
     limit_of,
-    of_requests,
     request_for,
+    requests_acceptance,
 )
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
@@ -171,7 +171,7 @@ def _acceptance(
 ) -> Acceptance:
     """Return whether the account would accept the question."""
     request = request_for(charge, lambda: question.request, account.secret, how.as_of)
-    return of_requests(account.place, [request], how.fresh)
+    return requests_acceptance(account.place, [request], how.fresh)
 
 
 def _left(

@@ -102,16 +102,16 @@ def inventory(job: Job) -> Inventory:
             rows += part.num_rows
             run_ids |= set(part["run_id"].unique().to_pylist())
             if part.num_rows and part["plan_hash"].unique().to_pylist() != [job.plan.hash]:
-                raise _foreign()
+                raise _foreign_releases()
         releases.append(ReleaseFile(*name_of(path), path, rows, job.sink.guarded))
     timeline = job.plan.timeline
     beyond = timeline.end is not None and any(r.window >= timeline.windows for r in releases)
     if beyond or any(r.window < 0 or not 1 <= r.trigger <= timeline.triggers for r in releases):
-        raise _foreign()
+        raise _foreign_releases()
     return Inventory(tuple(releases), tuple(sorted(run_ids)))
 
 
-def _foreign() -> UsageError:
+def _foreign_releases() -> UsageError:
     return UsageError(
         "sink.path",
         "holds releases of another plan",

@@ -74,7 +74,7 @@ _LEVELS: dict[str, tuple[Kind, bool]] = {
     "remaining_epsilon": ("epsilon", True),
     "remaining_rho": ("rho", True),
 }
-_TIMES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPNTZ, exp.DType.DATE}
+_TIME_TYPES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPNTZ, exp.DType.DATE}
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _NESTING = (TokenType.NOT, TokenType.DASH, TokenType.TILDE, TokenType.PLUS)
@@ -362,7 +362,7 @@ def _more(node: exp.Expr, *part_names: str) -> bool:
 def _value(dimension: Dimension, node: exp.Expr) -> Value:
     """A literal as a value of a dimension."""
     if isinstance(dimension, Timestamp):
-        text = node.this if isinstance(node, exp.Cast) and node.to.this in _TIMES else node
+        text = node.this if isinstance(node, exp.Cast) and node.to.this in _TIME_TYPES else node
         if not isinstance(text, exp.Literal) or not text.is_string:
             _refuse(node, "is no instant", "write '2024-01-01T00:00:00Z'")
         return _instant(text)

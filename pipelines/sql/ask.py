@@ -34,8 +34,8 @@ from dpstream.pipelines.sql.query_plan import Question, named_tables, question_o
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded
 from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import (
+    Executor,
     LocalShards,
-    Place,
     Stage,
     StageAnswer,
     empty,
@@ -122,9 +122,9 @@ class StatementQuestion:
         if now != (self._checked, self._digested):
             raise sequence.changed()
         spread = self._workers()  # lists the pieces of files, behind the first stamp
-        place = None if spread is None else spread.place(self._source, ring, charge.run_id)
+        executor = None if spread is None else spread.executor(self._source, ring, charge.run_id)
         question = self._question.taking(self._question.families.of(charge.mu))
-        return drawn(question, self._catalog, ring, charge, self._shards, place)
+        return drawn(question, self._catalog, ring, charge, self._shards, executor)
 
     def _workers(self) -> Spread | None:
         if self._runner is None:
@@ -225,14 +225,14 @@ def drawn(
     ring: KeyRing,
     charge: Charge,
     shards: int | None = None,
-    place: Place | None = None,
+    executor: Executor | None = None,
 ) -> bytes:
     """Read rows and draw noise under the charge's run id; return the receipt."""
     names = _before_noise(question, catalog)
     with contextlib.ExitStack() as stack:
-        if place is None:
-            place = LocalShards(stack.enter_context(Engine(catalog, names)), ring, shards)
-        private_answer = Stage(question, catalog, place, ring, charge.run_id).run()
+        if executor is None:
+            executor = LocalShards(stack.enter_context(Engine(catalog, names)), ring, shards)
+        private_answer = Stage(question, catalog, executor, ring, charge.run_id).run()
     return encoded(_header(question, charge, private_answer), released(question, private_answer))
 
 

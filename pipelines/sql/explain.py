@@ -24,8 +24,8 @@ from dpstream.pipelines.ask.acceptance import (
     Request,
     left_of,
     limit_of,
-    of_requests,
     request_for,
+    requests_acceptance,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import identity_of, inputs_of
@@ -126,7 +126,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
     except DpstreamError:  # which is the refusal below
         delta = max((charge.delta for charge in charges), default=0.0)
     alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
-    acceptance = of_requests(catalog.ledger, requests, how.fresh)
+    acceptance = requests_acceptance(catalog.ledger, requests, how.fresh)
     if not acceptance.answered:
         names = set[str]().union(*(inputs_of(question, catalog) for question in questions))
         acceptance = acceptance.unless(lambda: require_fitting(catalog, names, unpacked=False))
@@ -158,7 +158,7 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
             request = _request(
                 question, question.charge(catalog, f"{number:032x}"), catalog, how.as_of
             )
-            run_id = of_requests(catalog.ledger, [request], how.fresh).run_id
+            run_id = requests_acceptance(catalog.ledger, [request], how.fresh).run_id
         before = None if run_id is None else account.find(run_id)
         families = question.families
         gridded = families.taken(limit) if before is None else families.of(before.mu)

@@ -67,7 +67,7 @@ class Spread:
         self.shards = shards or min(MAX_SHARDS, max(1 + rows // ROWS_AT_ONCE, runner.parallelism))
         self._pieces = [piece for table in private for piece in _pieces(table)]
 
-    def place(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
+    def executor(self, keys: SecretSource, ring: KeyRing, run_id: str) -> "Workers":
         """Return the workers of a charged run."""
         return Workers(self, keys.of_run(run_id, ring.fingerprint), ring, run_id)
 
@@ -120,7 +120,7 @@ class Workers:
         self._shards = spread.shards
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
-        """Return bounded partials of all units, summed; see `stage.Place`."""
+        """Return bounded partials of all units, summed; see `stage.Executor`."""
         names = [column.name for column in work.plan.columns if column.kind == "quantiles"]
 
         def read(folder: Path) -> Sums:
@@ -135,7 +135,7 @@ class Workers:
         return self._done(work, weights, None, read)
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
-        """Return exact histograms of all units; see `stage.Place`."""
+        """Return exact histograms of all units; see `stage.Executor`."""
         names = [column.name for column in work.plan.columns]
         return self._done(work, (), design, lambda folder: read_counts(folder, self._shards, names))
 

@@ -68,7 +68,7 @@ class Sums(NamedTuple):
     Attributes:
         groups: the groups that occur.
         totals: sums by group.
-        rows: rows of quantiles columns, each element of some units.
+        rows: bounded rows, for quantiles columns only; each element has those of some of the units.
     """
 
     groups: Groups
@@ -76,14 +76,14 @@ class Sums(NamedTuple):
     rows: Sequence[Bounded]
 
 
-class Place(Protocol):
-    """The interface of the executor of stage 1: this process, or a runner's workers."""
+class Executor(Protocol):
+    """Executes stage 1: this process, or a runner's workers."""
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
         """Return bounded partials of all units, summed.
 
         Args:
-            weights: of selection.
+            weights: selection weights of a unit of 1, 2, .. groups (``Selection.weights``).
         """
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
@@ -103,7 +103,7 @@ class LocalShards:
         self._shards = shards or min(MAX_SHARDS, 1 + engine.rows // ROWS_AT_ONCE)
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
-        """Return bounded partials of all units, summed; see `Place`."""
+        """Return bounded partials of all units, summed; see `Executor`."""
 
         def once() -> Sums:
             groups, totals = work.initial_groups(self._engine, self._ring), list[Totals]()
@@ -124,7 +124,7 @@ class LocalShards:
         return self._fitted(once)
 
     def counted(self, work: Work, design: BoundsDesign) -> dict[str, Int64]:
-        """Return exact histograms of all units; see `Place`."""
+        """Return exact histograms of all units; see `Executor`."""
 
         def once() -> dict[str, Int64]:
             groups, out = work.initial_groups(self._engine, self._ring), dict[str, Int64]()
@@ -158,13 +158,13 @@ class Stage:
     """One run of a question.
 
     Args:
-        place: where the units' rows are processed.
+        executor: processes the units' rows.
     """
 
     def __init__(
-        self, question: Question, catalog: Catalog, place: Place, ring: KeyRing, run_id: str
+        self, question: Question, catalog: Catalog, executor: Executor, ring: KeyRing, run_id: str
     ) -> None:
-        self._question, self._catalog, self._place = question, catalog, place
+        self._question, self._catalog, self._executor = question, catalog, executor
         self._ring, self._name = ring, (bytes.fromhex(run_id), question.digest.encode())
 
     def run(self) -> StageAnswer:
@@ -179,7 +179,7 @@ class Stage:
         plan = settled.plan
         budget = question.gridded.budget(plan)
         work = Work.of(question.per_column, self._catalog, plan, self._name)
-        sums = self._place.summed(work, budget.weights)
+        sums = self._executor.summed(work, budget.weights)
         groups = sums.groups
         drawn = answer(plan, budget, sums.totals, sums.rows, groups.ids, self._ring, self._name)
         return StageAnswer(drawn, plan, groups, settled.nulls, settled.cuts)
@@ -192,7 +192,7 @@ class Stage:
         statement = replace(question.per_column, functions=asked_for)
         plan = replace(question.plan, columns=tuple(named.values()))
         work = Work.of(statement, self._catalog, plan, self._name, wide=True)
-        counts = self._place.counted(work, design)
+        counts = self._executor.counted(work, design)
         settled = choose_bounds(question.plan, design, counts, self._ring, self._name)
         bounds = {
             column.name: (column.low or 0.0, column.high or 0.0)

@@ -212,7 +212,7 @@ PARTS = {
 }
 #: Parts that can be extracted, and are no length of time.
 _EXTRACTED = {"DAYOFWEEK", "ISOWEEK"}
-_TIMES = (*_TIME_FUNCTIONS, exp.Interval)
+_TIME_NODES = (*_TIME_FUNCTIONS, exp.Interval)
 #: The rule that a node breaks which is on no list; the first that fits.
 REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
     ((exp.Window, exp.Qualify, exp.RowNumber, exp.Rank, exp.Lag, exp.Lead), "window"),
@@ -321,7 +321,7 @@ def _check_node(node: exp.Expr) -> None:
         require(node.this in TYPES, "function", node)
     if isinstance(node, exp.Distinct | exp.Union | exp.Intersect | exp.Except):
         require(not node.args.get("on"), "not-supported", node)
-    if isinstance(node, _TIMES):
+    if isinstance(node, _TIME_NODES):
         extracted = isinstance(node, exp.Extract)
         unit = node.this if extracted else node.args.get("unit")
         parts = PARTS | _EXTRACTED if extracted else PARTS

@@ -82,7 +82,7 @@ def no_file(table: Table) -> UsageError:
 def errors_of(table: Table) -> list[DpstreamError]:
     """Return everything that is stated about a table's files."""
     kinds = [is_not(table, kind) for kind in ("CSV", "Parquet")]
-    missing = [without(table, column) for column in table.columns]
+    missing = [missing_column(table, column) for column in table.columns]
     return [no_file(table), *missing, unreadable(table), *kinds]
 
 
@@ -91,9 +91,10 @@ def is_not(table: Table, kind: str) -> RunError:
     return RunError(f"table {table.name}", f"has a file that is not {kind}", "correct it")
 
 
-def without(table: Table, column: str) -> RunError:
-    """Return the error for a file that lacks a column of the catalog; a line that should be a
-    header may be a row, so that it is not quoted.
+def missing_column(table: Table, column: str) -> RunError:
+    """Return the error for a file that lacks a column of the catalog.
+
+    It does not quote the file's header, because that line may be a row.
     """
     return RunError(
         f"table {table.name}",
@@ -340,7 +341,7 @@ def names_in(table: Table, path: str) -> list[str]:
     places = [name.lower() for name in header]
     for column in table.columns:
         if places.count(column) != 1:
-            raise without(table, column)
+            raise missing_column(table, column)
     return [header[places.index(column)] for column in table.columns]
 
 
@@ -387,7 +388,7 @@ class Piece(NamedTuple):
     """A part of a table's files that is read separately.
 
     Attributes:
-        table: its name; path: one of its files.
+        table: the table's name; path: one of its files.
         first, rows: of a Parquet file; no rows: the whole file.
     """
 
@@ -538,7 +539,7 @@ def _check_columns(table: Table, paths: list[str]) -> None:
     for path in paths:
         missing -= {name.lower() for name in columns_of(table, path)}
     if missing:
-        raise without(table, min(missing))
+        raise missing_column(table, min(missing))
 
 
 def columns_of(table: Table, path: str) -> list[str]:

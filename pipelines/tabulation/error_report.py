@@ -384,7 +384,7 @@ def report(
     error_totals = RunErrors({}, {}, {})
     with file_errors("OUT", "cannot be written, or a file not read"):
         make_folder(out, PRIVATE)
-        tally = truth(setup, inputs)
+        tally = exact_tally(setup, inputs)
         with contextlib.ExitStack() as files:
             for number, run in enumerate(runs, 1):
                 folder = out / f"run-{number}" if len(runs) > 1 else out
@@ -432,7 +432,7 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
         raise UsageError("OUT", "exists and holds no report", "name a new folder")
 
 
-def truth(setup: Prepared, inputs: Inputs) -> Tally:
+def exact_tally(setup: Prepared, inputs: Inputs) -> Tally:
     """Return the exact counts of all records. NOT private."""
     batches = (
         part.records for piece in pieces(inputs.records) for part in read_piece(piece, setup.lookup)

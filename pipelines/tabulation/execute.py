@@ -19,7 +19,12 @@ from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, given_secret, of_requests, request_for
+from dpstream.pipelines.ask.acceptance import (
+    Acceptance,
+    given_secret,
+    request_for,
+    requests_acceptance,
+)
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     Manifest,
@@ -64,12 +69,13 @@ class Order(NamedTuple):
     """The parameters of an execution.
 
     Attributes:
-        inputs: the files; out: the folder that is made.
-        name: of the census tables in the project file; empty without one.
+        inputs: the input files; out: the output folder.
+        name: name of the census tables in the project file; empty without a project file.
         secret: where the secret is.
-        ledger: that is charged, ``None``: none is kept.
-        runner: whose workers do the work, ``None``: this process.  No byte depends on it.
-        how: whether it is asked again at a new charge, and of which state of the data.
+        ledger: the account that is charged; ``None``: no account.
+        runner: the runner whose workers do the work; ``None``: this process.  The output does not
+            depend on it.
+        how: whether the tables are made again at a new charge, and of which state of the data.
         strict: refuse a file with a record that breaks a rule.
         dead_letter: folder of refused records; ``None``: ``dead_letter/`` beside ``out``.
     """
@@ -110,12 +116,12 @@ class TablesQuestion:
     """The tables of a plan, for `ask.sequence`.
 
     Args:
-        order: what is asked, and how.
-        setup: what follows from its public files.
-        archive: keeps the files.
+        order: the parameters of the execution.
+        setup: plan and domain, from the public files.
+        archive: stores the files of the answer.
 
     Attributes:
-        drawn: whether this object has drawn it.
+        drawn: whether this object has drawn the noise.
     """
 
     kind: ChargeKind = "table"
@@ -261,7 +267,7 @@ def acceptance(
         accepted = accepted.unless(lambda: given_secret(secret).check_readable())
     else:
         request = request_for(charge, lambda: identity_of(inputs, plan), secret, how.as_of)
-        accepted = of_requests(place, [request], how.fresh)
+        accepted = requests_acceptance(place, [request], how.fresh)
     if out is None:
         return accepted
     check_dead_letters(dead_letter_folder(out), "--dead-letter")

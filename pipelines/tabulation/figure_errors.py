@@ -31,7 +31,7 @@ class Figures(NamedTuple):
     """Published figures of groups of one detail.
 
     Attributes:
-        output: that they are of; detail: of the groups; rows: what each figure is.
+        output: the table; detail: the groups' detail; rows: the row that each figure is of.
         groups: (n,) numbers in the level, increasing; values: (n, rows).
     """
 
@@ -56,7 +56,7 @@ def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figure
             rows = output.rows[detail]
             expected = np.tile(list(_labels_of(output, rows)), len(at) // len(rows))
             if (labels[at] != expected).any():
-                raise _foreign(output.folder)
+                raise _foreign_output(output.folder)
             group_numbers = groups[at][:: len(rows)]
             figures.append(
                 Figures(output, detail, rows, group_numbers, counts[at].reshape(-1, len(rows)))
@@ -72,7 +72,7 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
     pattern = f"{kind.region_type.lower()}-{kind.iteration_level}-*.csv"
     paths = sorted((run / output.folder).glob(pattern))
     if not paths:
-        raise _foreign(output.folder)
+        raise _foreign_output(output.folder)
     table = pa.concat_tables([_table(path, output) for path in paths]).unify_dictionaries()
     region = places_of(table["REGION_ID"].combine_chunks(), level.regions)
     iteration = places_of(table["ITERATION_CODE"].combine_chunks(), level.iterations)
@@ -86,7 +86,7 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
         any(len(p) and p.min() < 0 for p in (region, iteration, label))
         or (np.diff(groups) < 0).any()
     ):
-        raise _foreign(output.folder)
+        raise _foreign_output(output.folder)
     return groups, label, np.asarray(table["COUNT"].to_numpy(), np.int64)
 
 
@@ -101,9 +101,9 @@ def _table(path: Path, output: Output) -> pa.Table:
             pa_csv.ConvertOptions(column_types={**types, "COUNT": pa.int64()}),
         )
     except (OSError, pa.ArrowInvalid):
-        raise _foreign(output.folder) from None
+        raise _foreign_output(output.folder) from None
     if table.column_names != names:
-        raise _foreign(output.folder)
+        raise _foreign_output(output.folder)
     return table
 
 
@@ -130,7 +130,7 @@ def _by_detail(output: Output, groups: Int64, detail_of: Mapping[int, Int64]) ->
         sizes = np.diff(starts, append=len(groups))
         widths = {len(rows): detail for detail, rows in output.rows.items()}
         if not set(np.unique(sizes).tolist()) <= widths.keys():
-            raise _foreign(output.folder)
+            raise _foreign_output(output.folder)
         by_width = np.array([widths.get(width, 0) for width in range(max(widths) + 1)])
         details = np.repeat(by_width[sizes], sizes)
     else:
@@ -139,7 +139,7 @@ def _by_detail(output: Output, groups: Int64, detail_of: Mapping[int, Int64]) ->
     return {detail: np.flatnonzero(details == detail) for detail in np.unique(details).tolist()}
 
 
-def _foreign(folder: str) -> UsageError:
+def _foreign_output(folder: str) -> UsageError:
     return UsageError(
         folder, "is not as this program writes it", "name the folder of an output as it was made"
     )
@@ -166,9 +166,10 @@ class Cell(NamedTuple):
     """Groups whose measured cells are compared together.
 
     Attributes:
-        table: its name; region_type, iteration_level: of the level.
-        detailed_only: of the iteration; size: power of 10 of the group's true total.
-        detail: that it was measured in.
+        table: the table's name; region_type, iteration_level: the level's.
+        detailed_only: whether only the iteration's total is measured.
+        size: power of 10 of the group's true total.
+        detail: the detail in which it was measured.
     """
 
     table: str

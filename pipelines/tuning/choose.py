@@ -47,7 +47,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
+from dpstream.pipelines.ask.acceptance import Acceptance, request_for, requests_acceptance
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, pieces, recorded
 from dpstream.pipelines.connectors.input_files import manifest, stamps
 from dpstream.pipelines.formats.compression import (
@@ -335,7 +335,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
         return Acceptance(None, None, None, None)
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
     secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
-    accepted = of_requests(
+    accepted = requests_acceptance(
         place,
         [request_for(spend, lambda: question.identity, secret, how.as_of)],
         how.fresh,

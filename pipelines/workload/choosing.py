@@ -22,7 +22,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.ask.acceptance import Acceptance, limit_of, of_job
+from dpstream.pipelines.ask.acceptance import Acceptance, job_acceptance, limit_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.workload.execute import Order, check, job_of
@@ -202,7 +202,7 @@ def acceptance(
         drawn = request.drawn(choice.family)
         return acceptance_once(request.workload, request.job, drawn, not geometric, how, out)
     job = job_of(order)
-    return of_job(job, order.fresh).unless(lambda: check(order, job, out is not None))
+    return job_acceptance(job, order.fresh).unless(lambda: check(order, job, out is not None))
 
 
 def by_choice(choose: Callable[[], Choice], ask: Callable[[Choice], Result]) -> Result:

@@ -27,7 +27,7 @@ from dpstream.dp_transforms.decision import admit
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, of_requests, request_for
+from dpstream.pipelines.ask.acceptance import Acceptance, request_for, requests_acceptance
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import batches, pieces
@@ -399,7 +399,7 @@ def acceptance(
 
     charge = question.decide(new_run_id(), History()).charge
     request = request_for(charge, lambda: question.identity, job.privacy.secret, how.as_of)
-    accepted = of_requests(question.ledger, [request], how.fresh)
+    accepted = requests_acceptance(question.ledger, [request], how.fresh)
     if out is None:
         return accepted
     return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))

@@ -389,7 +389,7 @@ def _of_factor(attribute: Attribute, factor: Factor) -> list[str]:
     ]
 
 
-_TIMES = ("window_start", "window_end", "trigger_time")
+_TIME_COLUMNS = ("window_start", "window_end", "trigger_time")
 
 
 def answers(
@@ -430,5 +430,7 @@ def _figures(answer: Answers, half_width: float) -> dict[str, pa.Array]:
 
 def _moment(moment: Moment, rows: int) -> dict[str, pa.Array]:
     stamp = pa.timestamp("us", "UTC")
-    columns = {name: pa.array(np.full(rows, getattr(moment, name))).cast(stamp) for name in _TIMES}
+    columns = {
+        name: pa.array(np.full(rows, getattr(moment, name))).cast(stamp) for name in _TIME_COLUMNS
+    }
     return {**columns, "trigger": pa.array(np.full(rows, moment.trigger, np.int32))}

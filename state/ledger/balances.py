@@ -126,7 +126,7 @@ def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = N
     try:
         return close(spent, region.boxes) if closes else charged(spent, region.boxes, region.amount)
     except UsageError:
-        raise _foreign("holds a charge that does not fit the table's space") from None
+        raise _foreign_charge("holds a charge that does not fit the table's space") from None
 
 
 def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
@@ -142,7 +142,7 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
             "give the table an account of its own: `dpstream session init`",
         )
     if charge.plan_hash != table.digest:
-        raise _foreign("was charged for another table, or for other dimensions of this one")
+        raise _foreign_charge("was charged for another table, or for other dimensions of this one")
     return charge.regions
 
 
@@ -155,7 +155,7 @@ def migrated() -> PolicyError:
     )
 
 
-def _foreign(rule: str) -> PolicyError:
+def _foreign_charge(rule: str) -> PolicyError:
     return PolicyError(
         "data_set",
         rule,

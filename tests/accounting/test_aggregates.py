@@ -16,7 +16,7 @@ from dpstream.accounting.aggregates import (
     bounded_stream,
     derived_sums,
     needs_bounds,
-    own,
+    own_prefix,
     quotient,
     ratio,
     streams_of,
@@ -88,12 +88,12 @@ def test_a_column_finds_its_own_sum() -> None:
     column = Aggregate("v", "sum", "x", (0.0, 2.0))
     stream, one = bounded_stream(column, 0), np.ones(1)
     prefix = Prefix(stream, one, one)
-    assert own(column, Prefixes({"v": prefix, "w": prefix._replace(sd=2 * one)}, None)) == (
+    assert own_prefix(column, Prefixes({"v": prefix, "w": prefix._replace(sd=2 * one)}, None)) == (
         stream,
         prefix,
     )
     with pytest.raises(ValueError, match="has a stream"):
-        own(column, Prefixes({"v": Prefix(None, one, one)}, None))
+        own_prefix(column, Prefixes({"v": Prefix(None, one, one)}, None))
 
 
 COLUMN = Aggregate("n", "count")

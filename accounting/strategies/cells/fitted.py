@@ -40,7 +40,7 @@ from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.bases import Basis, Even, bits_of, fitted
-from dpstream.accounting.strategies.cells.optimum import finer, optimum
+from dpstream.accounting.strategies.cells.optimum import optimum, refined_weights
 from dpstream.accounting.strategies.cells.residual import Spaces, Tables, spaces_of
 from dpstream.accounting.strategies.cells.strategy import Blocks, CellStrategy
 from dpstream.accounting.workloads.attributes import Factor, interval, of_size
@@ -300,7 +300,7 @@ class _Solver:
         start, most = None, _POINTS
         if coarse is not None:
             weights = self._solved(coarse, t).weights
-            start, most = finer(weights, kind.factors[0].size), _FINE_POINTS
+            start, most = refined_weights(weights, kind.factors[0].size), _FINE_POINTS
         elif near:
             start = min(near, key=lambda pair: pair[0])[1].weights
         solved = optimum(_workload(kind, t), _TOLERANCE, most, start)

@@ -202,10 +202,10 @@ def _start(workload: Workload, folding: Folding) -> Float64:
     width = max(1, factor.width * cells // size) if factor.width else 0
     coarse = interval(factor.kind, cells, width, factor.relative)
     solved = optimum(workload_of([of_size("cell", cells)], [(1.0, {0: coarse})]), 1e-5)
-    return folding.gather(finer(solved.certificate[0], size))
+    return folding.gather(refined_weights(solved.certificate[0], size))
 
 
-def finer(weights: Float64, size: int) -> Float64:
+def refined_weights(weights: Float64, size: int) -> Float64:
     """Return (size,) weights of a finer grid: log weights over the logit of the position."""
 
     def logit(cells: int) -> Float64:

@@ -29,7 +29,7 @@ from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import MAX_SOLVED_CELLS
 from dpstream.accounting.strategies.cells.climb import Point, Slopes, best_of, climb
-from dpstream.accounting.strategies.cells.optimum import by_axes, finer, optimum
+from dpstream.accounting.strategies.cells.optimum import by_axes, optimum, refined_weights
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,
     CellStrategy,
@@ -75,9 +75,9 @@ def tridiagonal_optimum(
 
     Args:
         factor: of a kind in KINDS, its rows not divided by their norms.
-        most: points that are tried.
-        others: further factors of the attribute whose spreads are computed; those that are no
-            running sums are left out.
+        most: largest number of points that are tried.
+        others: further factors of the attribute whose spreads are computed too; factors that are
+            not running sums are left out.
     """
     decomposed: list[_Decomposed] = []
 
@@ -117,7 +117,7 @@ def _start(factor: Factor) -> Float64:
     """First weights of the cells, from a coarser attribute."""
     cells = min(factor.size, _COARSE)
     coarse = workload_of([of_size("cell", cells)], [(1.0, {0: interval(factor.kind, cells)})])
-    return finer(optimum(coarse, 1e-5).certificate[0], factor.size)
+    return refined_weights(optimum(coarse, 1e-5).certificate[0], factor.size)
 
 
 def _points(

@@ -43,7 +43,7 @@ from dpstream.pipelines.connectors.inputs import (
     ReadRows,
     output,
     placed,
-    reading,
+    read_transform,
 )
 from dpstream.pipelines.connectors.query import in_cells, queried
 from dpstream.pipelines.formats.compression import checked_codec, plain, refuse_packed_parquet
@@ -246,7 +246,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
             begin
             | "Pieces" >> beam.Create(self._groups, reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> reading(self._dofn)
+            | "Read" >> read_transform(self._dofn)
         )
 
 

@@ -52,7 +52,7 @@ from dpstream.pipelines.connectors.inputs import (
     ReadRows,
     output,
     placed,
-    reading,
+    read_transform,
     refusal,
 )
 from dpstream.pipelines.connectors.unbounded import (
@@ -414,5 +414,5 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
             | "SpreadFiles" >> beam.Reshuffle()
             | "Pieces" >> beam.ParDo(_Pieces(self._files)).with_output_types(Any)
             | "SpreadPieces" >> beam.Reshuffle()
-            | "Read" >> reading(_ReadFilePiece(self._files, self._batch_rows))
+            | "Read" >> read_transform(_ReadFilePiece(self._files, self._batch_rows))
         )

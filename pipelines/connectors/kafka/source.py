@@ -42,7 +42,7 @@ from dpstream.pipelines.connectors.inputs import (
     ReadRows,
     output,
     placed,
-    reading,
+    read_transform,
 )
 from dpstream.pipelines.connectors.kafka.client import connect
 from dpstream.pipelines.connectors.kafka.reader import (
@@ -196,20 +196,20 @@ class TopicProgress(NamedTuple):
     """The progress of reading partitions of a topic.
 
     Attributes:
-        parts: of each partition the last offset that is done (``None``: not begun) and the
-            instant (micros) that its watermark has reached.
-        silent_until: until then (micros) no other partition had messages.
+        parts: by partition, the last offset that is done (``None``: not begun) and the watermark
+            (micros).
+        silent_until: instant (micros) until which no other partition had messages.
     """
 
     parts: Mapping[int, tuple[int | None, int]]
     silent_until: int
 
     def at(self, number: int, last: int, reached: int) -> "TopicProgress":
-        """Return the progress once a partition has come so far."""
+        """Return the progress with a partition's last offset that is done and its watermark."""
         return self._replace(parts={**self.parts, number: (last, reached)})
 
 
-#: Of a partition of which nothing is read.
+#: The progress of a partition before its first message is read.
 _FRESH = None, MIN_TIMESTAMP.micros
 
 
@@ -375,10 +375,10 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
         dofn = kind(self._job, self._kafka, settle, self._begin, self._backpressure)
         topic = begin | "Topic" >> beam.Create([self._topic_id], reshuffle=False)
         if not self._spread:
-            return topic | "Read" >> reading(dofn)
+            return topic | "Read" >> read_transform(dofn)
         return (
             topic
             | "Watch" >> beam.ParDo(WatchPartitions(self._kafka, settle)).with_output_types(int)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> reading(dofn)
+            | "Read" >> read_transform(dofn)
         )

@@ -43,7 +43,7 @@ from dpstream.pipelines.connectors.inputs import (
     Input,
     output,
     placed,
-    reading,
+    read_transform,
 )
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.pubsub.client import Puller, publish_micros
@@ -231,5 +231,5 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
             begin
             | "Readers" >> beam.Create(list(range(READERS)), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> reading(self._dofn)
+            | "Read" >> read_transform(self._dofn)
         )

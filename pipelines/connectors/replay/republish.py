@@ -90,12 +90,12 @@ def target_of(text: str, options: Mapping[str, str] | None = None) -> Target:
     if options and kind != "kafka":
         raise UsageError("--option", "is for kafka", "leave it out")
     if kind == "folder" and rest:
-        return IntoFolder(rest)
+        return FolderTarget(rest)
     if kind == "kafka" and "/" in rest:
         servers, _, topic = rest.rpartition("/")
-        return IntoKafka(servers, topic, options)
+        return KafkaTarget(servers, topic, options)
     if kind == "pubsub" and rest:
-        return IntoPubSub(rest)
+        return PubSubTarget(rest)
     raise UsageError(
         "--to", "names no target", "write folder:PATH, kafka:HOST:PORT/TOPIC or pubsub:TOPIC"
     )
@@ -141,7 +141,7 @@ def json_rows(batch: pa.RecordBatch) -> list[bytes]:
     return json_lines(batch).split(b"\n")[:-1]
 
 
-class IntoFolder(Target):
+class FolderTarget(Target):
     """Parquet files of a folder that grows, closed by markers."""
 
     def __init__(self, path: str) -> None:
@@ -184,7 +184,7 @@ class IntoFolder(Target):
             pq.write_table(table, draft)
 
 
-class IntoKafka(Target):
+class KafkaTarget(Target):
     """Messages of a Kafka topic.
 
     Args:
@@ -247,7 +247,7 @@ def _refused(why: str) -> RunError:
     return RunError("--to", f"did not take all messages: {why}", "check broker, topic and --option")
 
 
-class IntoPubSub(Target):
+class PubSubTarget(Target):
     """Messages of a Pub/Sub topic."""
 
     def __init__(self, topic: str) -> None:

@@ -40,7 +40,7 @@ from dpstream.pipelines.connectors.inputs import (
     Backpressure,
     output,
     placed,
-    reading,
+    read_transform,
 )
 from dpstream.pipelines.connectors.unbounded import (
     BUNDLE_SECONDS,
@@ -337,7 +337,7 @@ class OpenPieces:
         return Slice(row + to - first - 1, due, rest, piece[1], parts)
 
     def _next(self, number: int) -> int:
-        """When the part behind this one begins."""
+        """Instant (micros) at which the next part begins."""
         return int(self.index.due[number + 1]) if number + 1 < len(self.index.due) else NEVER
 
     def _due(self, index: Index, number: int, parts: list[Part], first: int, end: int) -> Any:
@@ -505,4 +505,4 @@ class Replay(beam.PTransform):  # type: ignore[misc]
 
     def expand(self, begin: Any) -> Any:
         """Return ``Impulse | read``: one element, which the runner cannot split."""
-        return begin | beam.Impulse() | "Read" >> reading(self._dofn)
+        return begin | beam.Impulse() | "Read" >> read_transform(self._dofn)

@@ -20,7 +20,7 @@ from dpstream.accounting.tuning.reference import (
     final_sd,
     harmonic,
     mean_contributions,
-    published,
+    publication_chances,
     reference_figures,
 )
 from dpstream.accounting.weights import MILD, SPARED, STEEP, SelectionWeights
@@ -38,7 +38,7 @@ def test_chances_are_those_of_the_easiest_test(make_plan: Make) -> None:
             norm.cdf((count * (t + 1) / 3 - budget.tau[t] / 256) / budget.statistic.sd[t])
             for t in range(3)
         ]
-        curve = published(plan, budget, np.array([count]), ONE)
+        curve = publication_chances(plan, budget, np.array([count]), ONE)
         assert curve.times.tolist() == pytest.approx([1 / 3, 2 / 3, 1])
         assert curve.chances[:, 0] == pytest.approx(np.maximum.accumulate(by_hand))
         assert curve.by(0.3)[0] == 0 and curve.by(0.7)[0] == curve.chances[1, 0]
@@ -47,12 +47,12 @@ def test_chances_are_those_of_the_easiest_test(make_plan: Make) -> None:
     assert budget.tau is not None and budget.statistic is not None
     last = norm.cdf((300.0 - budget.tau[-1] / 256) / budget.statistic.sd[-1])
     # The last of many tests is looked at.
-    assert published(long, budget, np.array([300.0]), ONE).chances[-1, 0] >= last
+    assert publication_chances(long, budget, np.array([300.0]), ONE).chances[-1, 0] >= last
 
 
 def test_growing_tests_stand_where_they_are(make_plan: Make) -> None:
     plan = make_plan(100, weights=MILD, contributions=8)
-    curve = published(plan, allocate(plan), ONE, ONE)
+    curve = publication_chances(plan, allocate(plan), ONE, ONE)
     assert curve.times.tolist() == [t / 100 for t in plan.design.test_triggers]
     assert len(curve.times) == 16
 
@@ -81,12 +81,12 @@ def test_without_skipping_a_window_adds_the_mean_weight(
     there = 1 / np.arange(1, 17)
     mean = float(there @ weights.integers(16) / there.sum())
     units = np.array([float(budget.tau[-1] / 256 / mean)])  # an even chance
-    chances = published(plan, budget, units, ONE).chances
+    chances = publication_chances(plan, budget, units, ONE).chances
     assert chances[-1, 0] == pytest.approx(0.5, abs=0.02)
     early = make_plan(50, **kind, tests=(25, 50))
     budget = allocate(early)
     assert budget.statistic is not None and budget.tau is not None
-    by_half = norm.ppf(published(early, budget, units, ONE).chances[0, 0])
+    by_half = norm.ppf(publication_chances(early, budget, units, ONE).chances[0, 0])
     reached = by_half * budget.statistic.sd[0] + budget.tau[0] / 256
     assert 1.05 < reached / (units[0] * mean / 2) < 1.5
 

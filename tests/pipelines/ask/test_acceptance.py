@@ -13,7 +13,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import Cost
-from dpstream.pipelines.ask.acceptance import Request, limit_of, of_job, of_requests
+from dpstream.pipelines.ask.acceptance import Request, job_acceptance, limit_of, requests_acceptance
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
@@ -26,16 +26,16 @@ from tests.state.ledger.conformance import charge
 
 def test_an_account_in_figures(tmp_path: Path) -> None:
     one = job(tmp_path)
-    acceptance = of_job(one)
+    acceptance = job_acceptance(one)
     assert acceptance.exit_code == 0 and acceptance.cost == (6.0, 1e-6)
     account = acceptance.account
     assert account is not None
     assert (account["spent"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
     run_id = ran(one)
-    after = of_job(one)
+    after = job_acceptance(one)
     assert (after.run_id, after.cost) == (run_id, None) and after.account is not None
     assert after.account["spent"] == pytest.approx(account["with_this"])
-    again = of_job(one, fresh=True)
+    again = job_acceptance(one, fresh=True)
     assert again.exit_code == PolicyError.exit_code and again.refusal is not None
     assert again.refusal.field == "account.limit"
     assert json.loads(json.dumps(again.as_dict()))["refusal"]["exit_code"] == 3
@@ -162,19 +162,19 @@ def test_a_private_file_in_git_is_refused_until_the_fix_is_typed(
 
 def test_several_charges_together(tmp_path: Path) -> None:
     place = AccountPlace(str(tmp_path / "ledger.db"), "flights", accounts.ID)
-    absent = of_requests(place, [Request(charge(1))])
+    absent = requests_acceptance(place, [Request(charge(1))])
     assert absent.exit_code == 2 and absent.refusal is not None and absent.account is None
     assert absent.refusal.field == "account.path" and not (tmp_path / "ledger.db").exists()
     accounts.create(place.path, "flights")
-    assert of_requests(place, [Request(charge(1))]).exit_code == 0
+    assert requests_acceptance(place, [Request(charge(1))]).exit_code == 0
     assert accounts.charges(place.path) == []
     with contextlib.closing(accounts.opened(place.path)) as ledger:
         ledger.charge(charge(1))
-    assert of_requests(place, [Request(charge(2))]).exit_code == 0
+    assert requests_acceptance(place, [Request(charge(2))]).exit_code == 0
     much = [Request(charge(number)) for number in range(2, 80)]
-    assert of_requests(place, much, fresh=True).exit_code == 3
+    assert requests_acceptance(place, much, fresh=True).exit_code == 3
     unit = UnitIdentity("other", "string").text
-    other = of_requests(place, [Request(charge(2, unit=unit))])
+    other = requests_acceptance(place, [Request(charge(2, unit=unit))])
     assert other.exit_code == 3 and other.account is not None
     assert other.account["with_this"] is None  # their costs do not add up
 

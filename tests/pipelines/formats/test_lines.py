@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpstream.pipelines.formats import lines as source_lines
-from dpstream.pipelines.formats.lines import BOM, MAX_DEPTH, Objects, deepest, read_jsonl, split
+from dpstream.pipelines.formats.lines import (
+    BOM,
+    MAX_DEPTH,
+    Objects,
+    most_brackets,
+    read_jsonl,
+    split,
+)
 from dpstream.pipelines.formats.rows import Refused
 from tests.pipelines.connectors.files.test_source import csv_rows, json_rows
 
@@ -73,7 +80,7 @@ def test_what_is_no_object(text: bytes) -> None:
 
 def test_brackets_in_texts_are_no_depth() -> None:
     text = b'{"a": "' + b"[" * (2 * MAX_DEPTH) + b']"}'
-    assert deepest([text]) > MAX_DEPTH  # a bound only
+    assert most_brackets([text]) > MAX_DEPTH  # a bound only
     many = b'{"b": [' + b"[]," * MAX_DEPTH + b'[]], "a": "x"}'
     assert texts(many) == ["x"]
     [row] = Objects(["n"]).decode([text[:-1] + b', "n": 1}'], MOST)

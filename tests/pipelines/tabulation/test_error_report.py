@@ -18,9 +18,9 @@ from dpstream.pipelines.tabulation.error_report import (
     STAMP,
     WORKLOADS,
     context,
+    exact_tally,
     render,
     report,
-    truth,
     write_runs,
 )
 from dpstream.pipelines.tabulation.figure_errors import Errors, interval
@@ -288,5 +288,5 @@ def test_the_truth_is_exact(lively: Office) -> None:
     """Everybody of the run's states is in one region of each state, once in each detail's total."""
     inputs = inputs_of(lively.parameters, lively.data, PERSONS)
     prepared = prepared_of(lively.load(), inputs.digest)
-    tally = truth(prepared, inputs)
+    tally = exact_tally(prepared, inputs)
     assert sum(int(tally.of(0, n).counts.sum()) for n in range(len(prepared.domain.levels))) > 300

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.strategies.cells.eigen import eigen, root, spectrum
-from dpstream.accounting.strategies.cells.optimum import finer, optimum, rows_of, worst
+from dpstream.accounting.strategies.cells.optimum import optimum, refined_weights, rows_of, worst
 from dpstream.accounting.strategies.cells.residual import worst_table
 from dpstream.accounting.strategies.cells.strategy import Blocks
 from dpstream.accounting.workloads.workload import marginals, of_matrix, over
@@ -87,8 +87,11 @@ def test_a_finer_grid_begins_near_its_optimum() -> None:
         solved = optimum(over([1024], [kind]))
         assert solved.gap <= 1e-3 and solved.steps <= 3
     weights = np.array([4.0, 2.0, 1.0, 1.0]) / 8
-    assert finer(weights, 4) == pytest.approx(weights)
-    assert finer(weights, 64).sum() == pytest.approx(1) and (np.diff(finer(weights, 64)) <= 0).all()
+    assert refined_weights(weights, 4) == pytest.approx(weights)
+    assert (
+        refined_weights(weights, 64).sum() == pytest.approx(1)
+        and (np.diff(refined_weights(weights, 64)) <= 0).all()
+    )
 
 
 def test_the_worst_prefix_of_256() -> None:

@@ -105,7 +105,7 @@ def test_a_broker_that_takes_nothing(
     recorded(tmp_path / "in", 3)
     monkeypatch.setattr(republish, "FLUSH_SECONDS", 0.5)
     with pytest.raises(RunError, match="did not take all"):
-        republish.republish(job, republish.IntoKafka("127.0.0.1:1", "none"), None)
+        republish.republish(job, republish.KafkaTarget("127.0.0.1:1", "none"), None)
 
 
 def test_into_pubsub(tmp_path: Path, make_job: MakeJob) -> None:
@@ -138,7 +138,7 @@ def test_pubsub_gives_up_once(
         monkeypatch.setattr(republish, "FLUSH_SECONDS", 1.0)
         relay = Relay(os.environ[HOST])
         monkeypatch.setenv(HOST, relay.host)
-        target = republish.IntoPubSub(topic)
+        target = republish.PubSubTarget(topic)
         relay.down()
         begin = time.monotonic()
         with pytest.raises(RunError, match="--to: did not take all messages: TimeoutError"):
