@@ -59,7 +59,7 @@ def require(extra: str, field: str) -> None:
     """Refuse at once where a package of an extra is not installed.
 
     Args:
-        extra: its name, such as ``kafka``.
+        extra: name of the extra, such as ``kafka``.
         field: the public name of what needs it, for the error.
 
     Raises:
@@ -103,7 +103,7 @@ def installing(extra: str) -> str:
     """Return the command that adds an extra to this installation.
 
     Args:
-        extra: its name, such as ``kafka``.
+        extra: name of the extra, such as ``kafka``.
     """
     return _command(_origin(), extra)
 

@@ -139,7 +139,7 @@ MAX_RESIDUAL_SPACES = 1 << 20
 MAX_DIMENSIONS = 16
 #: Coordinates of one dimension: volumes of boxes stay in a float's range, edges far from 2^63.
 MAX_COORDINATES = 1 << 40
-#: Boxes that one query may be the union of: each is compared with all regions.
+#: Largest number of boxes in one query: each is compared with all regions.
 MAX_QUERY_BOXES = 4_096
 #: Regions of a table's spent budget; beyond it they are joined at the larger amount.
 MAX_REGIONS = 100_000

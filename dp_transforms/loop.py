@@ -195,7 +195,7 @@ class Conductor(beam.DoFn):
     Args:
         run: a run whose input ends.
         stages: builds what works on the shards.
-        threads: that shards are worked on.
+        threads: number of threads that work on shards.
         once: a position is refused that is there twice.
     """
 
@@ -208,7 +208,7 @@ class Conductor(beam.DoFn):
         self._run, self._stages, self._threads, self._once = run, stages, threads, once
 
     def start_bundle(self) -> None:
-        """Begin with nothing gathered."""
+        """Begin with an empty buffer."""
         self._held: dict[int, list[pa.RecordBatch]] = {}
 
     @guarded("hold")

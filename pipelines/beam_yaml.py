@@ -47,7 +47,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
     """Differentially private running counts and sums per key.
 
     Args:
-        job: its name; ``None``: the only one of the project file.
+        job: name of the job; ``None``: the only one of the project file.
         source: what tells these rows from others (a name and version, a digest); required with
             an input, because a store goes on only with the input it was begun with.
         project: the project file or its folder; ``None``: the one that commands find from the

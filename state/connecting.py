@@ -124,7 +124,7 @@ def imported(kind: str, module: str, field: str = "sink.kind") -> Any:
     Args:
         kind: of the sink, which is also the name of its extra.
         module: the client's.
-        field: that names the kind, for the error.
+        field: the field that names the kind, for the error.
 
     Raises:
         UsageError: they are not installed.
@@ -144,7 +144,7 @@ class ServiceClient(ABC):
     """A client of a service that is opened where it is used, and never travels.
 
     Args:
-        field: that names the place, for errors.
+        field: the field that names the place, for errors.
     """
 
     #: The service's public name.

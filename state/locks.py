@@ -68,7 +68,7 @@ def free(path: Path, how: int = os.O_RDWR) -> Iterator[bool | None]:
     ``None``: this file system has no locks.
 
     Args:
-        how: it is opened.
+        how: flags of ``os.open``.
 
     Raises:
         OSError: there is no such file, or this process may not use it.

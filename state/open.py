@@ -376,7 +376,7 @@ def refuse_other_plan(identity: "RunIdentity", plan: Plan) -> None:
     """Refuse a store that was begun with another plan.
 
     Raises:
-        PolicyError: it was.
+        PolicyError: the store belongs to another plan.
     """
     if identity.plan_hash != plan.hash:
         raise PolicyError(

@@ -73,7 +73,7 @@ def unexpected(field: str, error: BaseException) -> RunError:
 
     Args:
         field: the public name of the command or the stage.
-        error: as it was caught.
+        error: the caught error.
     """
     if out_of_memory(error):
         return memory_error(field)
@@ -88,7 +88,7 @@ def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") ->
     """Write an error's traceback; return the fix for the coded error that replaces it.
 
     Args:
-        error: as it was caught.
+        error: the caught error.
         otherwise: the fix on a worker, which writes nothing.
     """
     if not _place.launches:

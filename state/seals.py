@@ -102,7 +102,7 @@ def refuse_damage(differs: bool) -> None:
     """Refuse a store that differs from what was written.
 
     Raises:
-        PolicyError: it does.
+        PolicyError: the store differs.
     """
     if differs:
         raise damaged()

@@ -333,7 +333,11 @@ def _exact(law: Law) -> Table:
 
 
 def _floors(law: Law, more: float = 0.0) -> list[int]:
-    """Whole parts of the lower tails in units of 2^-128, and some more, before the first 0."""
+    """The floors of the lower tails, in units of 2^-128, up to the first 0.
+
+    Args:
+        more: is added to each tail before it is rounded down, in the same units.
+    """
     with precision(_PRECISION):
         return list(
             itertools.takewhile(bool, (_integer(tail * FULL + more) for tail in law.lower()))

@@ -267,7 +267,7 @@ class Design(msgspec.Struct, frozen=True):
         """Return whether a unit's count in the store holds its indices too
         (`dp_transforms.skipping`).
 
-        With a bound per key the marks of the pairs that take one say how many they are.
+        With a bound per key it does not: each pair with an index is marked, and marks are counted.
         """
         return self.skips and not self.admits_per_key
 

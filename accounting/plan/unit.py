@@ -402,10 +402,13 @@ class Account:
         return (epsilon, delta) if fits and usable else None
 
     def total(self, more: Sequence[Charged] = ()) -> Total:
-        """Return the cost of all runs, and of some more, to their common unit.
+        """Return the cost of all runs to their common unit.
+
+        Args:
+            more: charges that are counted as if they were in the account.
 
         Raises:
-            PolicyError: their costs do not add up.
+            PolicyError: the costs do not add up.
         """
         if self._total is None:
             composition = composed(self.charges)

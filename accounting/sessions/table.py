@@ -52,10 +52,10 @@ class SessionTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The public model of a table; see the module.
 
     Attributes:
-        name: of the data set that the table is of.
-        dimensions: of its space, in order: those that queries select by, the aggregated columns,
-            and one or two initial budgets.
-        cap: most regions that its account may hold; coarser beyond it.
+        name: name of the data set.
+        dimensions: dimensions of the table's space, in order: those that queries select by, the
+            aggregated columns, and one or two initial budgets.
+        cap: largest number of regions in the account; beyond it charges get coarser boxes.
 
     Raises:
         UsageError: the name is empty, the dimensions are no space, or the cap is out of range.

@@ -258,7 +258,7 @@ class Noise(NamedTuple):
     """Noise of one kind of measured count.
 
     Attributes:
-        law: its law.
+        law: the law of the noise.
         scale: sigma, or the scale of the geometric law; 0 where the budget is infinite: no noise.
     """
 

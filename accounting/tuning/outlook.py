@@ -53,10 +53,10 @@ def outlook(
     """Return the answers to the three questions, JSON-able.
 
     Args:
-        plan, budget: what is in force, of a run that was begun what was committed then.
-        units: that have records in a window; ``None``: nobody says.
-        keys: that there are, with ``units``.
-        job: the job's own plan, for what would be better in a new run; default: ``plan``.
+        plan, budget: those of the run if one was begun, which it has committed; else the job's.
+        units: number of units with records in a window; ``None``: the caller does not state it.
+        keys: number of keys, stated together with ``units``.
+        job: the job's own plan, of which a new run could change fields; default: ``plan``.
 
     Returns:
         ``appears``, ``exact`` (by column and size), ``shares``, ``changes`` (``Change`` each, the

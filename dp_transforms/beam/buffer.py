@@ -74,7 +74,7 @@ class BufferUntilTriggerTime(beam.DoFn):
             input is read before any timer fires, and its bag only once.
         anew: begin with ``since = 0``: rows of trigger times before the first one are still asked
             for.
-        threads: that the shards whose timers fire in one bundle may work on.
+        threads: number of threads for the shards whose timers fire in one bundle.
         calls: steps that a callback takes at a trigger time, one for each window.
         per_shard: each shard has a callback of its own: what a store keeps of a shard from call to
             call may hold the callback's ciphers, and no two calls at once may share those.

@@ -84,7 +84,7 @@ class SplitByShard(beam.DoFn):
         self.__dict__.pop("_workers", None)
 
     def start_bundle(self) -> None:
-        """Begin with nothing gathered."""
+        """Begin a bundle with an empty buffer."""
         self._held: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._least = MAX_TIMESTAMP

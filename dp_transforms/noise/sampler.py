@@ -69,12 +69,13 @@ _AMBIGUOUS = np.iinfo(np.int32).min
 
 
 class Lanes(NamedTuple):
-    """Lanes of the nodes ``first[i] .. last[i] - 1`` of many rows.
+    """Lanes, the parts of PRF blocks, of the nodes ``first[i] .. last[i] - 1`` of n rows i.
 
     Attributes:
-        lanes: flat lanes of all blocks, of the kind that was asked for.
+        lanes: flat unsigned integers, the lanes of all blocks one after the other.
         shift: (n,) node v of row i has ``lanes[shift[i] + v]``.
-        starts: (n,) index of each row's first node among all rows' nodes, which are ``size``.
+        starts: (n,) index of each row's first node among the nodes of all rows.
+        size: number of the nodes of all rows.
     """
 
     lanes: npt.NDArray[Any]

@@ -246,7 +246,13 @@ def noisy_prefixes(
 
 
 def read_off(column: QueryColumn, prefixes: Float64, sd: float, quantile: float) -> Estimate:
-    """Return (groups, quantiles) from prefixes of trees whose nodes have noise of ``sd``."""
+    """Return the estimates of a column's quantiles in each group, each (groups, quantiles).
+
+    Args:
+        prefixes: (groups, cells) noisy counts of the values up to each cell, from a group's tree.
+        sd: sd of the noise of a tree's node.
+        quantile: half of an interval's width, in sds.
+    """
     tree = tree_of(cells_of(column))
     total = prefixes[:, -1]
     rising = np.maximum.accumulate(prefixes, axis=1)

@@ -72,7 +72,7 @@ class LevelDomain(NamedTuple):
     Group ``r * len(iterations) + i`` is region r with iteration i.
 
     Attributes:
-        level: which one.
+        level: the level, by which tables name it.
         regions: sorted ids; iterations: sorted codes.
         total_only: (iterations,) of which the total alone is measured (DETAILED_ONLY).
         alone, combined, ethnicity: the iterations of a code, by kind.

@@ -247,7 +247,7 @@ class Counts(NamedTuple):
     """Exact counts of the groups of a shard.
 
     Attributes:
-        shard: which groups; leaves: of each.
+        shard: the range of groups; leaves: number of leaves of each group.
         pairs: counts by ``group * leaves + leaf``, of groups in the level.
         totals: (groups of the shard,) records of each group.
     """

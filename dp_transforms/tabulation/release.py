@@ -40,10 +40,10 @@ MARGIN = "MARGIN_95"
 
 
 class Row(NamedTuple):
-    """A figure of a detail.
+    """A published row of a group at one detail, without the group's columns.
 
     Attributes:
-        labels: what its columns say of it; cells: the measured cells that it is the sum of.
+        labels: texts of the label columns; cells: numbers of the measured cells that are summed.
     """
 
     labels: tuple[str, ...]
@@ -54,8 +54,8 @@ class Output(NamedTuple):
     """A table as it is published.
 
     Attributes:
-        folder: that its files are in.
-        columns: of its header, without ``COUNT``, behind those of the group.
+        folder: folder of the table's files.
+        columns: columns of the header between those of the group and ``COUNT``.
         rows: by detail, what is published of a group; none of a detail that has no entry.
     """
 

@@ -227,7 +227,7 @@ def _chances(noise: Float64, need: Float64) -> Float64:
 
 
 def visible_mu(design: Crossing, seed: int) -> float:
-    """Return mu of the best cutoff of the score, by simulation."""
+    """Return the largest mu that one cutoff of the trials' score can show, by simulation."""
     rng = np.random.default_rng([seed, 1])
     ratios = design.ratios
     totals = np.zeros((2, _PATHS))
@@ -280,9 +280,10 @@ def inputs_of(plan: Plan) -> dict[str, tuple[float, float]]:
 
 
 def alone_released(runner: Runner, keys: int, progress: Progress) -> int:
-    """Return how many keys that too few units have were ever released.
+    """Return how many keys with too few units were ever released.
 
-    One person's further keys are never tested, each with its first pair, which counts most.
+    Each trial has one key, with the first pair of each of its units.  A first pair counts most,
+    so that a unit's further keys need no test.
     """
     plan, hits = runner.plan, 0
     few = plan.privacy.pre_threshold + plan.design.units_alone

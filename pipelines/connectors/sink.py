@@ -90,11 +90,11 @@ class Sink(ABC):
 
     Attributes:
         kind: as ``sink.kind`` says.
-        field: the field of the job that names the place.
-        another: words for a fresh place of the same kind.
-        called: words before the place's name.
-        place: its name: a folder, a topic, a table.
-        watch: compares the input before every release, where it is files.
+        field: the field of the job that names the target, for errors.
+        another: words for a new target of the same kind, for errors.
+        called: words before the target's name in a message.
+        place: the target's name: a folder, a topic, a table.
+        watch: compares the input before every release, if the input is files.
     """
 
     kind: SinkKind
@@ -158,7 +158,7 @@ class Sink(ABC):
     # What can be read back: nothing, unless it is a `ReadableSink`.
 
     def used(self) -> bool | None:
-        """Return whether a run has ever published here, or begun to; ``None``: nobody knows."""
+        """Return whether a run has ever published here, or begun to; ``None``: no way to tell."""
         return None
 
     def manifests(self) -> list[RunManifest | None]:
@@ -206,7 +206,7 @@ class ReadableSink(Sink):
     @abstractmethod
     @override
     def used(self) -> bool:
-        """As `Sink.used`; it is known."""
+        """As `Sink.used`, never ``None``."""
 
     @abstractmethod
     @override
@@ -221,7 +221,7 @@ class ReadableSink(Sink):
     @abstractmethod
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        """As `Sink.holds`; it is known."""
+        """As `Sink.holds`, never ``None``."""
 
     @abstractmethod
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
@@ -315,11 +315,11 @@ class ControlMessage(NamedTuple):
     """A seal, or a run's manifest.
 
     Attributes:
-        kind: which of them.
-        run_id: whose it is, as releases show it.
-        name: its own; begins with the run id.
-        value: its text.
-        release: (window, trigger) that a seal is of.
+        kind: ``seal``, or ``run`` for a run's manifest.
+        run_id: id of the run, as releases show it.
+        name: name of the message, which begins with the run id.
+        value: text of the seal or the manifest, as bytes.
+        release: (window, trigger) of the sealed release; ``None`` for a manifest.
     """
 
     kind: Literal["seal", "run"]
@@ -333,7 +333,7 @@ class WriteOnlySink(Sink):
     """A sink that cannot be read back.
 
     Args:
-        run_id: whose releases come, as they show it; a manifest says it too.
+        run_id: id of the run whose releases are written; a manifest names the same one.
     """
 
     def __init__(self, run_id: str | None) -> None:

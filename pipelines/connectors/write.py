@@ -62,7 +62,7 @@ class _WriteRelease(beam.DoFn):
         self._run, self._looked_up = run, False
 
     def start_bundle(self) -> None:
-        """Nothing is gathered yet."""
+        """Begin a bundle with an empty buffer."""
         self._buffered: list[pa.RecordBatch] = []
         self._rows = 0
 
@@ -145,7 +145,7 @@ class _WriteDeadLetters(beam.DoFn):
         self.folder = folder
 
     def start_bundle(self) -> None:
-        """Nothing is buffered yet."""
+        """Begin a bundle with an empty buffer."""
         self._buffered: list[pa.RecordBatch] = []
         self._rows = 0
 

@@ -54,7 +54,7 @@ def codec_of(head: bytes, name: str) -> str | None:
     """Return the compression of a file: Arrow's name, `FOREIGN`, or ``None`` without one.
 
     Args:
-        head: its first `HEAD_BYTES` bytes.
+        head: the file's first `HEAD_BYTES` bytes.
         name: one that names a compressed file must be one.
     """
     for codec, magic in _READ.items():

@@ -220,7 +220,7 @@ class PerformanceConfig(Section, frozen=True):
 
 
 class JobParts(Section, frozen=True):
-    """The parts of a job, as written; what is in no other part is in ``section``."""
+    """The parts of a job, as written; ``section`` has the fields that are in no other part."""
 
     section: JobSection
     source: SourceConfig

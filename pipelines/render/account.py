@@ -32,7 +32,7 @@ def place_lines(
 
     Args:
         project: path of the project file.
-        environment: its name; ``None``: none is chosen.
+        environment: name of the environment; ``None``: none is chosen.
         data_set: name of the data set; ``None``: no account is charged.
         account: path or URL of the account.
     """
@@ -45,7 +45,7 @@ def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "
     """Return what an answer was charged, now or before.
 
     Args:
-        cost: with whom it is charged to, such as ``(1, 1e-09) per unit``.
+        cost: the guarantee and who has it, such as ``(1, 1e-09) per unit``.
         charged: whether this very command was charged; ``None``: there is no account.
         answered: when it was first answered; empty where that is no one moment.
     """
@@ -58,11 +58,11 @@ def charge_lines(cost: str, charged: bool | None, run_id: str, answered: str = "
 
 
 def run_lines(cost: str, account: bool, run_id: str) -> list[str]:
-    """Return what a run costs, whichever command of it was charged.
+    """Return the line about a run's cost, the same for every command that may have charged it.
 
     Args:
-        cost: with whom it is charged to, such as ``(1, 1e-09) per unit``.
-        account: whether an account adds it up.
+        cost: the guarantee and who has it, such as ``(1, 1e-09) per unit``.
+        account: whether the charge is in an account.
     """
     adds = "charged once" if account else "no account adds it up"
     return [f"Costs {cost}, {adds}; run {run_id}"]

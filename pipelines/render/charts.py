@@ -124,7 +124,7 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
 
 
 class Interval(NamedTuple):
-    """A dot of a row with the interval of its true value."""
+    """A point in a row of the chart, and the ends of the interval of its true value."""
 
     row: int
     value: float

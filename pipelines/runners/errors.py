@@ -58,13 +58,13 @@ _KINDS: dict[str, type[DpstreamError]] = {
 def coded(error: BaseException, errors: Iterable[DpstreamError] = ()) -> DpstreamError:
     """Return the coded error behind a runner's exception; else its class only, never its text.
 
-    It is inside the exception (FnApiRunner), or was raised by a worker of this process (Prism,
-    Flink with LOOPBACK), or a worker elsewhere raised it: then only its kind and the public name
-    of its field are taken from the runner's text, because a rule could not be told from data.
+    The coded error is inside the exception (FnApiRunner), or was raised by a worker of this process
+    (Prism, Flink with LOOPBACK), or by a worker elsewhere.  Of the last kind only the class and the
+    public name of the field are taken from the runner's text, because the rest may hold data.
 
     Args:
-        errors: errors that workers may raise, all of whose words are public: one that stands in the
-            text as it is, class and all, is the error; the first of several.
+        errors: errors that workers may raise and that have public text only.  The first one whose
+            class and text are in the runner's text is returned.
 
     Raises:
         KeyboardInterrupt: the user has interrupted the runner, which wraps that as well.
@@ -94,7 +94,7 @@ def coded(error: BaseException, errors: Iterable[DpstreamError] = ()) -> Dpstrea
     return unexpected("runner", error)
 
 
-#: Told what is to be said.
+#: Receives a warning that is to be printed.
 Warn = Callable[[DpstreamError | str], None]
 
 

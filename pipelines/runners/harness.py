@@ -34,11 +34,11 @@ def end_bundles_soon() -> None:
 
 
 class Harness(SdkHarness):  # type: ignore[misc]
-    """A worker that can be told to take no more bundles.
+    """A worker that takes no more bundles after it is stopped.
 
     Attributes:
-        name: what its engine calls it; those of other engines may have the same.
-        stopped: its engine has asked for its end.
+        name: the engine's name of the worker; workers of other engines may have the same.
+        stopped: whether the engine has stopped the harness.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -32,7 +32,7 @@ def quiet_seconds(timeline: Timeline, speed: float | None, live: bool) -> float:
     Args:
         timeline: the public time axis.
         speed: seconds of stream a second, of a recording; ``None``: as fast as it can be read.
-        live: its time is that of the clock.
+        live: whether event time is the time of the clock.
     """
     if not live and speed is None:
         return QUIET_SECONDS

@@ -158,7 +158,7 @@ def load_config(
 
     Args:
         project: the file or its folder; ``None``: found from the current folder.
-        table: its name; ``None``: the only one.
+        table: name of the table; ``None``: the only one.
         environment: the value of ``--env``.
         settings: the values of ``--set``.
 

@@ -30,7 +30,7 @@ class OpenTable(Closing):
     Attributes:
         config: the table's section of the project file.
         table, space: its public model.
-        analyst: who asks.
+        analyst: name of the analyst who asks.
         ledger, account, answers: those of its data set.
         held: whether records are copied into memory, for sessions with many questions.
         looking: whether nothing is asked: no file is made or written, and no record is read.

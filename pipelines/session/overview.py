@@ -254,7 +254,7 @@ class Line(NamedTuple):
     Attributes:
         at: when it was charged (UTC).
         run_id: the entry's run id.
-        analyst: who asked.
+        analyst: name of the analyst who asked.
         what: one of the words above; a question that was charged and not answered was
             interrupted, or is being answered now; for one that was handed out the account has the
             ticket's name.

@@ -56,7 +56,7 @@ class Session(Closing):
         project: the project file or its folder; ``None``: found from the current folder; or the
             result of `load_config`, which replaces all of ``project``, ``table``,
             ``environment`` and ``settings``.
-        table: its name in the project file; ``None``: the only one.
+        table: name of the table in the project file; ``None``: the only one.
         environment: the value of ``--env``.
         settings: the values of ``--set``.
         analyst: the analyst whose quota is charged.

@@ -49,7 +49,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """The parameters that, with the secret, fix the bytes of an answer.
 
     Attributes:
-        table: its model.
+        table: the table's public model.
         parts: the files of the records, by digest.
         question: the question that was charged.
         read: the boxes of its charge, packed.

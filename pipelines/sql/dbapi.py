@@ -51,7 +51,7 @@ def connect(
 
     Args:
         project: the project file or its folder; ``None``: found from the current folder.
-        data_set: its name in the file; ``None``: the only one.
+        data_set: name of the data set in the file; ``None``: the only one.
         environment: the value of ``--env``.
         settings: the values of ``--set``.
         runner: the runner whose workers read the rows; ``None``: this process.

@@ -50,7 +50,7 @@ class Task(NamedTuple):
         catalog: the tables that are read, without a secret and without databases.
         columns: for each private table the columns that are needed; tables that own others come
             first.
-        weights: of selection.
+        weights: selection weights of a unit of 1, 2, .. groups (``Selection.weights``).
         shards: number of shards.
         folder: the folder that workers write to.
         keys: the reference to the secret.

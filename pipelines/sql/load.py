@@ -62,7 +62,7 @@ def load_catalog(
 
     Args:
         project: the file or its folder; ``None``: found from the current folder.
-        data_set: its name; ``None``: the only one that has private tables for statements.
+        data_set: name of the data set; ``None``: the only one with private tables for statements.
         environment: the value of ``--env``.
         settings: the values of ``--set``.
 

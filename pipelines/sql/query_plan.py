@@ -83,7 +83,7 @@ class Question(NamedTuple):
     Attributes:
         statement: the checked statement.
         per_column: the same with one function for each column.
-        families: its plan in each family of noise that it can use.
+        families: the question's plan in each family of noise that it can use.
         gridded: the plan in the family that is used; after a charge, in the charge's family.
         outputs: by label of the statement's functions.
         digest: covers everything here except the family that is used, and the catalog.

@@ -57,11 +57,12 @@ class Work(NamedTuple):
     """The work of one pass over the units.
 
     Attributes:
-        query: the DuckDB query of stage 1, before it groups ``by`` its columns.
-        public: the query of the public groups.
+        query: the DuckDB query of stage 1 without its GROUP BY.
+        by: the GROUP BY of that query, as SQL.
+        public: the DuckDB query that lists the public groups; ``None`` without public groups.
         groups: names and types of the group columns.
         unit: type of the unit's ids.
-        plan: the plan; its columns are those of stage 1, in order.
+        plan: the statement's plan; its columns are those of stage 1, in order.
         name: run id and digest of the question.
     """
 

@@ -21,7 +21,7 @@ _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
 
 def safe_query(node: exp.Select) -> exp.Select:
-    """Return a copy in which nothing raises and no order is seen."""
+    """Return a copy of a query that no row makes fail and whose rows' order changes no result."""
     node = node.copy()
     for select in list(node.find_all(exp.Select)):
         _safe_select(select, _combined(select))

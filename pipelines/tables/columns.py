@@ -118,7 +118,7 @@ def file_columns(
 
 
 def usable_names(names: Iterable[str]) -> list[str]:
-    """Return the names of columns that statements can use: each once, whatever its case."""
+    """Return the column names that statements can use; names that differ in case only are not."""
     names = list(names)
     times = Counter(name.lower() for name in names)
     return [name for name in names if times[name.lower()] == 1 and _is_usable(name)]

@@ -123,7 +123,7 @@ class Engine(Closing):
     """A locked DuckDB with some of a catalog's tables; a context that closes it.
 
     Args:
-        catalog: of the tables; names: which of them.
+        catalog: the catalog; names: names of its tables that are needed.
         empty: tables have their columns and no rows, and no file is opened: to check a query.
         ordered: rows of a result keep the order of what they come from.
         piece: only this part of its table.

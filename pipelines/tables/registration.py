@@ -212,7 +212,7 @@ def check_keys(catalog: Catalog, read: Callable[[str], Iterable[pa.RecordBatch]]
     """Check that no declared key is there twice among the rows of its table.
 
     Args:
-        catalog: whose keys they are.
+        catalog: the catalog that declares the keys.
         read: the batches of a table, by its name in the catalog; asked once for each key, and
             only the key's columns are used.  Names of columns may differ in case.
 

@@ -175,7 +175,7 @@ class Layout(NamedTuple):
     """A private file.
 
     Attributes:
-        file: its name; columns: its header.
+        file: the file's name; columns: the header.
         race_group: column of the race group, 01 to 63, which no table uses.
     """
 

@@ -366,7 +366,7 @@ def read_totals(
 
     Args:
         data: folder of the data files.
-        files: whose regions and iterations there are.
+        files: the public files, with all regions and iterations.
         all_faults: takes faults.
 
     Returns:

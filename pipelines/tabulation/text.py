@@ -31,7 +31,7 @@ class Fault(NamedTuple):
     """One rule that a public file breaks.
 
     Attributes:
-        file: its name, without folders.
+        file: the file's name, without folders.
         row: number of the line in the file, the header's is 1; ``None``: of the whole file.
         column: or field; empty: of the whole row or file.
         rule: what is not as it must be, in words; fix: what to do.
@@ -54,7 +54,7 @@ class Faults:
     """Gathers the faults of one file, in the order in which they are found.
 
     Args:
-        file: its name, without folders.
+        file: the file's name, without folders.
     """
 
     def __init__(self, file: str) -> None:

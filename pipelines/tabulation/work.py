@@ -43,7 +43,7 @@ class Part(NamedTuple):
     Attributes:
         number: among all parts.
         table: index among the program's tables.
-        shard: of which groups.
+        shard: the range of groups.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Tally:
     """Sums of pairs by table and level, batch after batch.
 
     Args:
-        tables: whose records are counted.
+        tables: the tables whose records are counted.
     """
 
     def __init__(self, domain: Domain, tables: tuple[Table, ...]) -> None:
@@ -142,7 +142,7 @@ def finished(
     """Measure a part, with noise, and publish it.
 
     Args:
-        pairs: of the part, of all pieces together.
+        pairs: pairs of the part, from all pieces of the input.
         run_id: that was charged; inputs: digest of the counts of all parts.
     """
     parameters = setup.plan.parameters

@@ -157,7 +157,7 @@ class Planned(NamedTuple):
 
     Attributes:
         plan: the strategy and its proof.
-        place: its file.
+        place: the file in which the strategy is stored.
         cached: whether the file existed before.
     """
 

@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
     Attributes:
         run_id: the run id of its charge.
-        receipt: its bytes.
+        receipt: the receipt's bytes.
         digest: binds them to the charge.
         charged: whether this very call made the charge.
         view: what was computed from the receipt; ``None``: there is none, or not yet.
@@ -235,7 +235,7 @@ def _changed(what: str) -> PolicyError:
 
 
 def _charged(part: Part | None) -> Part:
-    """Return what the account has of a charge; refuse one that has nothing."""
+    """Return the entry of an answer's charge; refuse an account that has the answer without it."""
     if part is None:
         raise PolicyError("account.path", "an answer has no charge", "restore it from a backup")
     return part

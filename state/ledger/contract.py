@@ -73,7 +73,7 @@ class Ledger(abc.ABC):
     as damaged).
 
     Attributes:
-        head_file: of whoever opened it (`state.ledger.head`); ``None``: there is none.
+        head_file: head file of the process that opened it (`state.ledger.head`); ``None``: none.
     """
 
     head_file: HeadFile | None = None

@@ -77,13 +77,13 @@ class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         budget: the kind of budget.
-        amount: in millionths, of every point; 0 where boxes are closed.
+        amount: charge of every point, in millionths; 0 where boxes are closed.
         charged: packed boxes that pay, snapped, disjoint (``boxes``).
-        reads: packed boxes that the query may read, inside of those (``read``).
-        analyst: who asked.
-        at: when, microseconds since 1970; never before that of an entry before it.
+        reads: packed boxes that the query may read, inside the boxes that pay (``read``).
+        analyst: name of the analyst who asked.
+        at: instant, microseconds since 1970; never earlier than that of the entry before.
         allotment: for a draw, run id of the allotment that paid for it, so that no boxes pay again;
-            empty in the entry of an allotment; a question that pays for itself has none.
+            empty in the entry of an allotment; absent where the question itself pays.
     """
 
     budget: RegionKind
@@ -446,7 +446,7 @@ def refuse_damage(differs: bool) -> None:
     """Refuse an account that differs from what was written.
 
     Raises:
-        PolicyError: it does.
+        PolicyError: the account differs.
     """
     if differs:
         raise damaged()

@@ -45,7 +45,7 @@ class History:
         tables: ids of the tables of the account.
         closed: run ids that are never answered.
         receipts: digest of the receipt of each answered run.
-        digests: of all entries, in order.
+        digests: digests of all entries, in order.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class AccountPlace(msgspec.Struct, frozen=True):
     """The account that a file (a project, a job) names.
 
     Attributes:
-        path: its file, or its URL.
+        path: the account's file or URL.
         data_set: the data set's name.
         id: the account's id.
         unit: the name of the privacy unit in the account; ``None``: the account alone knows it.
@@ -191,10 +191,10 @@ def open_path(path: str | Path, recovering: bool = False) -> Ledger:
 def _ready(
     ledger: Ledger, place: AccountPlace | str | Path, looking: bool, recovering: bool
 ) -> Ledger:
-    """Return an open account with its head file; it is closed if it is not the one at a place.
+    """Return an open account with its head file; close and refuse it if it is not the named one.
 
     Args:
-        place: what names it; a path alone says nothing of its id and data set.
+        place: names the account; a path alone names neither id nor data set, so they may be any.
     """
     try:
         own = ledger.history().created

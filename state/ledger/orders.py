@@ -68,7 +68,7 @@ class Order(NamedTuple):
     Attributes:
         kind: kind of the budget it pays with.
         amount: in millionths.
-        analyst: who asks.
+        analyst: name of the analyst who asks.
         resolve: returns (m, d, 2) the boxes that it asks about, disjoint, not snapped; called in
             the transaction, and again if that is repeated.
         drop: leave out points with too little budget.

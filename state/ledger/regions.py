@@ -279,7 +279,7 @@ class RegionAccount:
 
         Args:
             boxes: (m, d, 2), disjoint, whole cells of the grid.
-            analyst: who closes them.
+            analyst: name of the analyst who closes the boxes.
 
         Returns:
             False if they were closed before.

@@ -228,7 +228,7 @@ def read_entries(path: str | Path) -> list[Entry]:
     """Return every entry of an account's file in order, after a check of every row; writes nothing.
 
     Raises:
-        UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
+        UsageError, PolicyError, RunError: the file is absent, is damaged, or cannot be read.
     """
     if not Path(path).exists():
         raise absent()

@@ -129,8 +129,8 @@ class Replica:
     """The rows of an account.
 
     Attributes:
-        history: its events.
-        sums: of every table.
+        history: the account's events.
+        sums: sum of the rows of every table (`events.sum_of`).
     """
 
     def __init__(self) -> None:

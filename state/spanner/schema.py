@@ -154,7 +154,7 @@ def make_tables(database: Database, ddl: str, owner: str) -> bool:
     """Create any tables as ``create_tables`` does.
 
     Args:
-        ddl: of the tables; owner: whose tables they are, in words.
+        ddl: DDL statements of the tables; owner: words for what has them, for errors.
     """
     wanted = [s.strip() for s in ddl.split(";") if s.strip()]
     if not administered(database.exists):

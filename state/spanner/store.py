@@ -248,8 +248,12 @@ class SpannerStore(SpannerRetention, Store):
         first: int,
         slots: Bool | None = None,
     ) -> int:
-        """Put rows of a step into a commit, from a number on: its outbox, of marked slots or of
-        all, and what these selected; how many rows the outbox has."""
+        """Put the outbox of a step and its selected slots into a commit; return the outbox's rows.
+
+        Args:
+            first: number of the outbox's first row.
+            slots: the slots whose releases are put; ``None``: all.
+        """
         rows = [
             [states.part, states.window, step.trigger, first + n, out.writer, releases]
             for n, releases in enumerate(states.outbox(step, slots))
@@ -269,8 +273,10 @@ class SpannerStore(SpannerRetention, Store):
         number: int,
         last: bool = True,
     ) -> None:
-        """Put the states of some slots after a step into a commit; the end of a window's if the
-        last of these has closed it."""
+        """Put the states of some slots after a step into a commit.
+
+        The last commit of a step that closes its window deletes the window's states.
+        """
         if last and step.closes:
             for table in ("Keys", "KeysByDue"):
                 out.delete_all(table, states.part, states.window)

@@ -86,7 +86,8 @@ def union_floor(
     Args:
         workload: a union of products.
         weights: (n,) weights >= 0 of the cells of each attribute; only their proportions count.
-        widths: dimensions of L beside u, tried in order until one is within the limits.
+        widths: dimensions of the space L of the module, u not counted, tried in order until one is
+            within the limits.
     """
     groups = _groups(workload)
     return math.fsum(_floor(workload, group, weights, widths) for group in groups)

@@ -118,7 +118,7 @@ class Basis(ABC):
 
     @abstractmethod
     def reduced(self, table: Int64, axis: int) -> Int64:
-        """Return 2^bits M x along an axis, exact: n cells become n - 1 numbers."""
+        """Return 2^bits M x (``moves``) along an axis, exact: n cells become n - 1 numbers."""
 
     @abstractmethod
     def restored(self, measured: Float64, axis: int) -> Float64:

@@ -192,8 +192,8 @@ class Tables(Gram):
 
     Attributes:
         sizes: cells of each attribute.
-        keys: sets S that are measured.
-        y: (sets,) > 0.
+        keys: the measured sets S of attributes.
+        y: (sets,) coefficient y_S > 0 of each of these sets.
     """
 
     sizes: tuple[int, ...]
@@ -206,13 +206,13 @@ class Tables(Gram):
         return dict(zip(self.keys, self.y.tolist(), strict=True))
 
     def inverse(self, spaces: Spaces, masses: Float64) -> Float64:
-        """Return (spaces,) 1 / y where there is mass, without bound where no table is."""
+        """Return (spaces,) 1 / y where there is mass, 1e300 for a space that no table measures."""
         y = np.array([self.scales.get(key, 0.0) for key in spaces.keys])
         return np.where(masses > 0, 1 / np.maximum(y, 1e-300), 0.0)
 
     @abstractmethod
     def parts_of(self, axis: int, factor: Factor) -> tuple[Float64, Float64]:
-        """Return (rows,) the parts of each query's variance at y = 1, out of S and in it."""
+        """Return (rows,) an attribute's factor of each variance at y = 1, out of S and in S."""
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
@@ -264,8 +264,8 @@ class Residual(Tables):
 
     Attributes:
         sizes: cells of each attribute.
-        keys: sets S that are measured.
-        y: (sets,) > 0.
+        keys: the measured sets S of attributes.
+        y: (sets,) coefficient y_S > 0 of each of these sets.
     """
 
     sizes: tuple[int, ...]

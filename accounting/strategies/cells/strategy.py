@@ -6,7 +6,7 @@ that sd (mu = 1) least squares answers a workload with covariance W X^-1 W^T tim
 sensitivity: the weighted total of the variances is s tr(V X^-1).  X need only span the workload's
 rows here; what a stream publishes needs an invertible one (``mixing``).
 
-Two are known beforehand: every cell, and the rows of a binary tree on an axis.
+Two strategies need no search: every cell, and the rows of a binary tree on an axis.
 """
 
 import functools

@@ -283,7 +283,7 @@ class BigQuerySink(WriteOnlySink):
     Args:
         table: ``project.dataset.table``.
         plan: the public plan: its columns.
-        run_id: whose releases come, as they show it.
+        run_id: id of the run whose releases are written.
         client: makes the service's client (default: with the account's own rights).
         seconds: how long the service may be away.
     """

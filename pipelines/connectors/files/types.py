@@ -28,7 +28,7 @@ class _Role(NamedTuple):
 
     Attributes:
         field: of the job, for the error.
-        column: its name.
+        column: name of the column.
         fits: whether a type can be used.
         need: what it needs, in words.
         fix: what to do about a type that cannot.

@@ -94,7 +94,7 @@ class Kafka(msgspec.Struct, frozen=True):
 
     Attributes:
         servers: ``host:port,host:port``.
-        topic: its name.
+        topic: name of the topic.
         options: settings of librdkafka; a value ``env:NAME`` is looked up where it is used.
     """
 

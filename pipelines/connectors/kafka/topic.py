@@ -56,7 +56,7 @@ class KafkaTopic:
 
     Args:
         servers: ``bootstrap.servers``.
-        topic: its name.
+        topic: name of the topic.
         options: further settings of the client; values ``env:NAME`` are read where it is used.
     """
 

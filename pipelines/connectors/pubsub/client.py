@@ -191,7 +191,7 @@ class Puller:
     """Pulls messages of one reader in the background, one pull at a time.
 
     Args:
-        subscription: its full name.
+        subscription: full name of the subscription.
         hold: seconds in which messages may come again that a reader before this one had.
     """
 

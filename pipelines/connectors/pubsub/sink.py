@@ -131,7 +131,7 @@ class PubsubSink(WriteOnlySink):
 
     Args:
         topic: ``projects/P/topics/T``.
-        run_id: whose releases come, as they show it.
+        run_id: id of the run whose releases are written.
         seconds: how long the service may be away.
     """
 

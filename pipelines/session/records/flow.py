@@ -84,7 +84,7 @@ class Task(NamedTuple):
     """The task of the workers; public, without the secret.
 
     Attributes:
-        table: its model.
+        table: the table's public model.
         source: folder or URL of its parts.
         question: the question that was charged.
         read: the boxes of its charge, packed.

@@ -81,7 +81,7 @@ class Loaded(NamedTuple):
     """A new version of a table; for the operator alone.
 
     Attributes:
-        version: its number.
+        version: the version's number.
         records: number of its records; usable: of these.
         taken: records (or ids of records to delete) that this change used.
         refused: number of refused records by reason: the rule, or the dimension that has no such

@@ -202,18 +202,18 @@ _LOCKS = (
 class Scan(Closing):
     """The present records of a table; a context that closes it.
 
-    It keeps the version of the table that it opened.
+    Records that are added later are not in it.
 
     Args:
-        folder: the table's; table: its model.
+        folder: the table's folder; table: the table's public model.
         held: copy the coordinates into memory.
 
     Attributes:
-        manifest: of the version whose records these are.
+        manifest: manifest of the table's version that was opened.
 
     Raises:
         RunError: there is no table, or a part differs from what was written.
-        PolicyError: it is another table.
+        PolicyError: the folder holds another table.
     """
 
     def __init__(self, folder: Path, table: SessionTable, held: bool = False) -> None:
