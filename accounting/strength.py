@@ -61,13 +61,13 @@ def limit_weaknesses(limit: tuple[float, float]) -> list[str]:
 def weaknesses_of_mu(mu: float) -> list[str]:
     """Return the same for a Gaussian-DP parameter."""
     epsilon = epsilon_of(mu, STATED_DELTA)
-    return weaknesses(epsilon, STATED_DELTA, _at(f"mu {up(mu, 4)}"))
+    return weaknesses(epsilon, STATED_DELTA, _computed_from(f"mu {up(mu, 4)}"))
 
 
 def weaknesses_of_rho(rho: float) -> list[str]:
     """Return the same for zCDP; ``rho`` may be infinite."""
     epsilon = math.inf if math.isinf(rho) else cdp_eps(rho, STATED_DELTA)
-    return weaknesses(epsilon, STATED_DELTA, _at(f"rho {up(rho, 4)}"))
+    return weaknesses(epsilon, STATED_DELTA, _computed_from(f"rho {up(rho, 4)}"))
 
 
 def weaknesses_of_budget(kind: str, amount: float) -> list[str]:
@@ -103,7 +103,7 @@ def fix_of(switch: str) -> str:
     return f"{_SMALLER}, or set {switch}"
 
 
-def _at(cost: str) -> str:
+def _computed_from(cost: str) -> str:
     return f" (of {cost}, at delta {STATED_DELTA:g})"
 
 

@@ -158,7 +158,7 @@ class ServiceClient(ABC):
         return {**self.__dict__, "_client": None}
 
     @abstractmethod
-    def _made(self) -> Any:
+    def _new_client(self) -> Any:
         """A new client; what its library raises without credentials is told as a coded error."""
 
     @abstractmethod
@@ -168,7 +168,7 @@ class ServiceClient(ABC):
     def _open(self) -> Any:
         if self._client is None:
             try:
-                self._client = self._made()
+                self._client = self._new_client()
             except DpstreamError:
                 raise
             except Exception as error:  # no credentials
@@ -193,9 +193,9 @@ class ServiceClient(ABC):
             self._end(client)
 
 
-def failed(field: str, error: BaseException | None, what: str) -> RunError:
+def failed(field: str, error: BaseException | None, rule: str) -> RunError:
     """Return the class of a client's error only: its text can quote a request."""
     fix = "check the place and the account's rights, then run again"
     if field.startswith("sink."):
         fix += ": the store has every release"
-    return RunError(field, f"{what}: {type(error).__name__}", fix)
+    return RunError(field, f"{rule}: {type(error).__name__}", fix)

@@ -56,7 +56,7 @@ def drafted(out: Path, mode: int = 0o600) -> Iterator[Path]:
 @contextlib.contextmanager
 def opened_draft(out: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]:
     """Yield a draft as ``drafted``, for files other than databases, and its descriptor."""
-    descriptor, draft = _made(out, mode)
+    descriptor, draft = _new_draft(out, mode)
     try:
         yield descriptor, draft
     finally:
@@ -65,7 +65,7 @@ def opened_draft(out: Path, mode: int = 0o600) -> Iterator[tuple[int, Path]]:
         os.close(descriptor)
 
 
-def _made(out: Path, mode: int) -> tuple[int, Path]:
+def _new_draft(out: Path, mode: int) -> tuple[int, Path]:
     for _ in range(_ATTEMPTS):
         draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}{_SUFFIX}")
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)

@@ -58,7 +58,7 @@ from dpstream.state.retention_store import (
     UnitProgress,
     take_keys,
 )
-from dpstream.state.sqlite.file import alone, create_store, read_identity
+from dpstream.state.sqlite.file import create_store, exclusive, read_identity
 from dpstream.state.sqlite.store import (
     SqliteStore,
     backup_file,
@@ -338,7 +338,7 @@ def restore(
             return new, None
         with drafted(path) as draft:
             _draft(source, draft, new, plan, progress, give_up, restoring=True)
-            with alone(path, damaged=True) if path.exists() else contextlib.nullcontext():
+            with exclusive(path, damaged=True) if path.exists() else contextlib.nullcontext():
                 confirmed()
                 if path.exists():
                     return new, replace_file(path, draft)
@@ -433,7 +433,7 @@ def reshard(url: str, plan: Plan, shards: int, progress: Progress | None = None)
             target.set_metadata(DELIVERED, there.metadata(DELIVERED))
         return None
     path = Path(instance(state_backend, SqliteBackend).path)
-    with alone(path) as db, drafted(path) as draft:
+    with exclusive(path) as db, drafted(path) as draft:
         identity = read_identity(db)
         sums = design_of_run(plan, identity).sums
         source = SqliteStore(path, key_schema(plan), sums, db)

@@ -101,7 +101,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True, metaclass=_AbstractSt
         Raises:
             UsageError: if the array's type cannot hold the column's values.
         """
-        at, inside = self._at(np.asarray(values))
+        at, inside = self._coordinates_of(np.asarray(values))
         if null is not None:
             inside = inside & ~null
         there = np.int64(self.values if self.missing == "point" else 0)
@@ -120,7 +120,7 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True, metaclass=_AbstractSt
         """
 
     @abstractmethod
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         """Coordinates, and which values have one."""
 
     def _clipped(self, steps: Fraction) -> int:
@@ -165,7 +165,7 @@ class Integer(Dimension, frozen=True, kw_only=True, tag="integer"):
         above = exact(value, self.name).__ceil__()
         return self._clipped(Fraction(above - self.low))
 
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         if values.dtype.kind not in "iuf":
             raise self._wrong_type("whole numbers")
         safe, inside = _integers(values, self.low, self.high)
@@ -193,7 +193,7 @@ class Timestamp(Dimension, frozen=True, kw_only=True, tag="timestamp"):
             self.values if instant >= self.high else self._clipped((instant - self.low) / self.step)
         )
 
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         if values.dtype == np.dtype("datetime64[us]"):
             values = values.astype(np.int64)  # NaT is the least int64, which is outside
         if values.dtype.kind not in "iu":
@@ -248,7 +248,7 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
         scale = low.denominator * step.denominator
         return int(low * scale), int(step * scale), scale
 
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         if values.dtype.kind not in "iuf":
             raise self._wrong_type("numbers")
         value = values.astype(np.float64)
@@ -285,7 +285,7 @@ class Category(Dimension, frozen=True, kw_only=True, tag="category"):
             raise UsageError(self.name, "has no such code", closest(str(value), self.codes))
         return self.codes.index(value)
 
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         given = np.ones(len(values), np.bool_)
         if values.dtype.kind == "O":
             given = np.fromiter((isinstance(v, str) for v in values), np.bool_, len(values))
@@ -330,7 +330,7 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
             return 0
         return min(-(-charge_of(value, self.name) // self.step), self.values)
 
-    def _at(self, values: Any) -> tuple[Int64, Bool]:
+    def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:
         """Of budgets as numbers (1.5 is a million and a half millionths)."""
         if values.dtype.kind not in "iuf":
             raise self._wrong_type("numbers")

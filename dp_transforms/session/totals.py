@@ -78,7 +78,7 @@ def tallied(
         coordinates: (n,) of each dimension of `columns_of`.
         usable: (n,).
     """
-    at = np.flatnonzero(usable & _within(space, boxes, coordinates, len(usable)))
+    at = np.flatnonzero(usable & _are_in_boxes(space, boxes, coordinates, len(usable)))
     number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
     at, number = at[number >= 0], number[number >= 0]
     tally = nothing(cells.count, needs)
@@ -118,7 +118,7 @@ def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[
     return tuple(d.name for d in space.dimensions if d.name in used)
 
 
-def _within(space: Space, boxes: Int64, coordinates: Mapping[str, Int64], size: int) -> Bool:
+def _are_in_boxes(space: Space, boxes: Int64, coordinates: Mapping[str, Int64], size: int) -> Bool:
     """(n,) which records are in one of the boxes."""
     mask = np.zeros(size, np.bool_)
     for box in boxes:

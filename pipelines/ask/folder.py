@@ -108,7 +108,7 @@ class Archive:
             sync(self._place)
 
     def take(
-        self, receipt: bytes, files: Mapping[str, Written], names: Iterable[str], into: Path
+        self, receipt: bytes, files: Mapping[str, Written], names: Iterable[str], target: Path
     ) -> None:
         """Copy files of a committed answer, after a check of each against the receipt.
 
@@ -126,8 +126,8 @@ class Archive:
                     " charge",
                 )
             with file_errors(self._field, _CANNOT):
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(place / name, into / name)
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(place / name, target / name)
 
     def _of(self, receipt: bytes) -> Path:
         return self._place / hashlib.blake2b(receipt, digest_size=16).hexdigest()

@@ -85,12 +85,12 @@ def ask(
             register.commit(begun.run_id, receipt, view)
         answer, charged = _read(register, begun.run_id), begun.charged
     if make_view is not None and answer.view is None:
-        register.keep_view(answer.run_id, _made(make_view, answer.receipt))
+        register.keep_view(answer.run_id, _view_of(make_view, answer.receipt))
         answer = _read(register, answer.run_id)
     return answer._replace(charged=charged)
 
 
-def _made(make_view: MakeView, receipt: bytes) -> bytes:
+def _view_of(make_view: MakeView, receipt: bytes) -> bytes:
     """Return the view of a committed receipt; an error states that the answer is kept."""
     try:
         return make_view(receipt)

@@ -190,7 +190,7 @@ def answer(
         elif order is not None:
             _through_store(order, lines, quiet, as_json)
         else:
-            _once(request, choice, place or Path(), form, nonnegative, how, as_json)
+            _answer_once(request, choice, place or Path(), form, nonnegative, how, as_json)
 
     by_choice(lambda: request.choose(optimise), ask)
 
@@ -302,7 +302,7 @@ def _dry(
     click.get_current_context().exit(accepted.exit_code)
 
 
-def _once(
+def _answer_once(
     request: "Request",
     choice: "Choice",
     out: Path,

@@ -76,7 +76,7 @@ def stand(
     table: Chosen,
     figures: tuple[str, ...],
     where: str,
-    inside: str | None,
+    set_name: str | None,
     by: tuple[str, ...],
     epsilon: str | None,
     rho: str | None,
@@ -99,7 +99,7 @@ def stand(
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst, charging=True) as session:
         open_table = session.open_table
-        points = subspace(session, table, where, inside)
+        points = subspace(session, table, where, set_name)
         aggregates = tuple(map(figure_of, figures or ("count",)))
         question = points.request(aggregates, amount, cells(session, by), kind)  # type: ignore[arg-type]
         dimension = open_table.space.dimensions[arrival_of(open_table.space, arrival)]
@@ -119,13 +119,13 @@ def stand(
 @WHERE
 @ANALYST
 @AS_JSON
-def budget(table: Chosen, where: str, inside: str | None, analyst: str, as_json: bool) -> None:
+def budget(table: Chosen, where: str, set_name: str | None, analyst: str, as_json: bool) -> None:
     """Show the most and least that some points have spent, and where most was spent."""
     from dpstream.pipelines.render.account import points_text
     from dpstream.pipelines.session.overview import overview
 
     with opened(table, analyst, looking=True) as session:
-        chosen = subspace(session, table, where, inside).selection
+        chosen = subspace(session, table, where, set_name).selection
         figures = overview(session.open_table, chosen)
     print_figures(as_json, figures, points_text(figures))
 
@@ -191,7 +191,7 @@ def picture(
     kind: str | None,
     over_time: bool,
     where: str,
-    inside: str | None,
+    set_name: str | None,
     analyst: str,
     as_json: bool,
 ) -> None:
@@ -205,7 +205,7 @@ def picture(
 
     ending = ending_of(out, ("html", "png"))
     with opened(table, analyst, looking=True) as session:
-        frame = page.frame_of(subspace(session, table, where, inside).boxes())
+        frame = page.frame_of(subspace(session, table, where, set_name).boxes())
         micro = None if initial is None else initial_of(initial, "--epsilon")
         chosen = page.Chosen(page.pairs_of(by), micro, frame, kind, over_time)
         data = (

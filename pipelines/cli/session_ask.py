@@ -50,7 +50,7 @@ ANALYST = click.option(
 )
 WHERE = options(
     click.option("--where", default="", help="Predicate over dimensions and spent budget."),
-    click.option("--in", "inside", metavar="NAME", help="A set of points that `select` named."),
+    click.option("--in", "set_name", metavar="NAME", help="A set of points that `select` named."),
 )
 BUDGET = options(
     click.option("--epsilon", metavar="AMOUNT", help="Charge this much epsilon."),
@@ -136,9 +136,9 @@ def _warn(session: "Session", charged: bool = True) -> None:
     print_warnings(session.open_table.table.warnings if charged else ())
 
 
-def subspace(session: "Session", table: Chosen, where: str, inside: str | None) -> "Subspace":
+def subspace(session: "Session", table: Chosen, where: str, set_name: str | None) -> "Subspace":
     """Return the points that a command names."""
-    points = session.table if inside is None else session.where(_named(session, table, inside))
+    points = session.table if set_name is None else session.where(_named(session, table, set_name))
     return points.where(where) if where else points
 
 
@@ -150,15 +150,15 @@ def _named(session: "Session", table: Chosen, name: str) -> str:
 
 
 def asker(
-    session: "Session", table: Chosen, where: str, inside: str | None, run_id: str | None
+    session: "Session", table: Chosen, where: str, set_name: str | None, run_id: str | None
 ) -> "Asker":
     """Return the points to ask about, or the allotment to spend from."""
     if run_id is None:
-        return subspace(session, table, where, inside)
+        return subspace(session, table, where, set_name)
 
     points = session.allotment(run_id)
-    if inside is not None:
-        points = points.where(_named(session, table, inside))
+    if set_name is not None:
+        points = points.where(_named(session, table, set_name))
     return points.where(where) if where else points
 
 
@@ -224,7 +224,7 @@ def ask(
     table: Chosen,
     figures: tuple[str, ...],
     where: str,
-    inside: str | None,
+    set_name: str | None,
     by: tuple[str, ...],
     union: bool,
     allotment: str | None,
@@ -249,9 +249,9 @@ def ask(
             raise UsageError(option, rule, "leave one of the two out")
     with opened(table, analyst, where_to, charging=not union) as session:
         if union:
-            _union(session, table, figures, where, inside, as_json)
+            _union(session, table, figures, where, set_name, as_json)
             return
-        points = asker(session, table, where, inside, allotment)
+        points = asker(session, table, where, set_name, allotment)
         from dpstream.pipelines.session.ask import ask as answer_of
 
         question = _request(session, points, figures, by, how)
@@ -346,13 +346,13 @@ def _union(
     table: Chosen,
     figures: tuple[str, ...],
     where: str,
-    inside: str | None,
+    set_name: str | None,
     as_json: bool,
 ) -> None:
     from dpstream.pipelines.session.sentences import figure_of
 
     for figure in map(figure_of, figures or ("count",)):
-        union = subspace(session, table, where, inside).union(figure)
+        union = subspace(session, table, where, set_name).union(figure)
         figures_of = {"figure": figure.name, **union._asdict()}
         print_figures(as_json, figures_of, f"{figure.name}: {union.text}; free")
 
@@ -382,7 +382,7 @@ def plan(
     table: Chosen,
     figures: tuple[str, ...],
     where: str,
-    inside: str | None,
+    set_name: str | None,
     by: tuple[str, ...],
     union: bool,
     allotment: str | None,
@@ -401,7 +401,7 @@ def plan(
     from dpstream.pipelines.session import plan as planning
 
     with opened(table, analyst, looking=True) as session:
-        points = asker(session, table, where, inside, allotment)
+        points = asker(session, table, where, set_name, allotment)
         planned = planning.plan(
             session.open_table, _request(session, points, figures, by, how), union
         )
@@ -432,7 +432,7 @@ def allot(
     table: Chosen,
     name: str,
     where: str,
-    inside: str | None,
+    set_name: str | None,
     epsilon: str | None,
     rho: str | None,
     cover: tuple[str, ...],
@@ -449,7 +449,7 @@ def allot(
     names.check(name)
     amount, kind = budget_of(epsilon, rho)
     with opened(table, analyst, charging=True) as session:
-        points = subspace(session, table, where, inside)
+        points = subspace(session, table, where, set_name)
         made = points.as_pinq(amount, kind, cover, name)  # type: ignore[arg-type]
         names.write(session.open_table.config, name, run_id=made.run_id)
         _warn(session, made.charged)
@@ -485,7 +485,7 @@ def select(
     table: Chosen,
     name: str,
     where: str,
-    inside: str | None,
+    set_name: str | None,
     with_epsilon: str | None,
     with_rho: str | None,
     analyst: str,
@@ -502,7 +502,7 @@ def select(
 
     names.check(name)
     with opened(table, analyst, looking=True) as session:
-        points = subspace(session, table, where, inside)
+        points = subspace(session, table, where, set_name)
         wanted: dict[Any, str | None] = {"epsilon": with_epsilon, "rho": with_rho}
         for kind, amount in wanted.items():
             if amount is not None:

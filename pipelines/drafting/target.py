@@ -370,7 +370,7 @@ def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
     """
-    path, created = at(account)
+    path, created = account_at(account)
     if created.limit is None:
         raise UsageError(
             "--account",
@@ -403,7 +403,7 @@ def free_account(folder: Path, data_set: str) -> str:
     return next(name for name in names if not (folder / name).exists())
 
 
-def at(account: str) -> tuple[str, Created]:
+def account_at(account: str) -> tuple[str, Created]:
     """Return the path of an account that a flag names, and its data set.
 
     Raises:
@@ -442,7 +442,7 @@ def target_of(
 
     Args:
         path, before, project: the file, its text and what it has; see `project_at`.
-        person: who is asked which data set, and which account.
+        person: prompts for the data set and the account.
 
     Raises:
         UsageError: flags that do not fit, or nobody can be asked.

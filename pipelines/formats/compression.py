@@ -195,14 +195,14 @@ def _is_text(raw: BinaryIO) -> bool:
     return True
 
 
-def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -> str | None:
+def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, subject: str) -> str | None:
     """Refuse a text file that would be read as nothing, or not to its end.
 
     Args:
         raw: the file, open at its beginning, where it stays.
         path: of the file.
         kind: ``csv`` or ``jsonl``.
-        field: what names the file, for the error; ``which``: the file, in words.
+        field: what names the file, for the error; ``subject``: the file, in words.
 
     Returns:
         How it is compressed, ``None`` where it is not.
@@ -217,7 +217,7 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -
     if codec == FOREIGN and not a_row:
         raise UsageError(
             field,
-            f"{which} is, or is named, compressed, but with none of gzip, bzip2 and zstd",
+            f"{subject} is, or is named, compressed, but with none of gzip, bzip2 and zstd",
             "unpack it, or compress it with one of these",
         )
     if codec is not None:
@@ -227,13 +227,13 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, which: str) -
                 return None
             raise UsageError(
                 field,
-                f"{which} is no whole {codec} file: cut off, damaged, or other bytes follow",
+                f"{subject} is no whole {codec} file: cut off, damaged, or other bytes follow",
                 "make it again, or take it away",
             )
     return codec
 
 
-def refuse_packed_parquet(path: str, field: str, which: str) -> None:
+def refuse_packed_parquet(path: str, field: str, subject: str) -> None:
     """Refuse a file that is no Parquet, and say whether it was compressed as a whole.
 
     Raises:
@@ -244,7 +244,7 @@ def refuse_packed_parquet(path: str, field: str, which: str) -> None:
         if codec_of(raw.read(HEAD_BYTES), path) is not None:
             raise UsageError(
                 field,
-                f"{which} is, or is named, compressed as a whole; Parquet is compressed inside",
+                f"{subject} is, or is named, compressed as a whole; Parquet is compressed inside",
                 "unpack it",
             )
 

@@ -53,14 +53,14 @@ def _opened(path: Any) -> Any:
 
 
 def row_groups(
-    path: Any, columns: Sequence[str], field: str = "records", which: str = "a Parquet file"
+    path: Any, columns: Sequence[str], field: str = "records", subject: str = "a Parquet file"
 ) -> list[int] | None:
     """Return the first row number of every row group; ``None`` if the file is not readable Parquet.
 
     Args:
         path: of the file, or an open one.
-        columns: that must be there.
-        field: what names the file, for an error; which: the file, in words.
+        columns: the columns that must be there.
+        field: what names the file, for an error; subject: the file, in words.
 
     Raises:
         UsageError: a needed column is not in the schema; names those that are.
@@ -72,7 +72,7 @@ def row_groups(
             names = list(file.schema_arrow.names)
             meta = file.metadata
             sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-            refuse_large(meta, columns, field, which)
+            refuse_large(meta, columns, field, subject)
     except UnpacksTooLargeError:
         raise
     except Exception as error:
@@ -91,12 +91,12 @@ def row_groups(
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
-def refuse_large(meta: pq.FileMetaData, columns: Iterable[str], field: str, which: str) -> None:
+def refuse_large(meta: pq.FileMetaData, columns: Iterable[str], field: str, subject: str) -> None:
     """Refuse a file with a row group that is small in the file and large once unpacked.
 
     Args:
-        meta: its footer; columns: that are read.
-        field: what names the file, for the error; which: the file, in words.
+        meta: the file's footer; columns: the columns that are read.
+        field: what names the file, for the error; subject: the file, in words.
 
     Raises:
         UnpacksTooLargeError: columns that unpack to more than `MAX_RATIO` times their bytes
@@ -115,7 +115,7 @@ def refuse_large(meta: pq.FileMetaData, columns: Iterable[str], field: str, whic
         if unpacked > MAX_UNPACKED:
             raise UnpacksTooLargeError(
                 field,
-                f"{which} has a row group that unpacks to more than {MAX_UNPACKED >> 20} MiB and"
+                f"{subject} has a row group that unpacks to more than {MAX_UNPACKED >> 20} MiB and"
                 f" {MAX_RATIO} times its bytes in the file",
                 "write the file with smaller row groups, in DuckDB: COPY (FROM 'FILE') TO"
                 " 'data.parquet' (ROW_GROUP_SIZE 2048)",

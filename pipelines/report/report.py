@@ -84,7 +84,7 @@ def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -
         begin, end = np.searchsorted(windows, (window, window + 1))
         newest = newest_rows(job.plan, group)
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
-        parts.append(_beside(job.plan, mine, newest))
+        parts.append(_distances(job.plan, mine, newest))
     return decades_of(job.plan, pa.concat_tables(parts)) if parts else []
 
 
@@ -143,7 +143,7 @@ def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
             yield expand(plan, records, np.flatnonzero(everything.pairs > 0), everything)
 
 
-def _beside(plan: Plan, totals: pa.Table, newest: pa.Table) -> pa.Table:
+def _distances(plan: Plan, totals: pa.Table, newest: pa.Table) -> pa.Table:
     """``_n``, ``_released`` and each column's distance from the truth, one row a key."""
     names = [f.name for f in key_fields(plan)]
     marked = newest.append_column("_released", pa.array(np.ones(newest.num_rows, np.bool_)))

@@ -79,12 +79,12 @@ class Live:
             version = self.version()
             if version != self._version:
                 begun = time.monotonic()
-                self._page, self._version = self._made(version), version
+                self._page, self._version = self._rendered(version), version
                 self._seconds = time.monotonic() - begun
                 self._until = time.monotonic() + PAUSE * self._seconds
             return self._page
 
-    def _made(self, version: str) -> bytes:
+    def _rendered(self, version: str) -> bytes:
         try:
             return render(build(self._job), live=version).encode()
         except DpstreamError as error:  # its text holds no value of data

@@ -241,11 +241,11 @@ class _Reader:
             return AllOf(()) if bool(node.this) == true else AnyOf(())
         if isinstance(node, exp.Null):
             return AnyOf(())
-        if isinstance(node, exp.Between) and not _more(node, "this", "low", "high"):
+        if isinstance(node, exp.Between) and not _has_other_parts(node, "this", "low", "high"):
             at_least = self._compared(node.this, ">=", node.args["low"], node, true)
             at_most = self._compared(node.this, "<=", node.args["high"], node, true)
             return (AllOf if true else AnyOf)((at_least, at_most))
-        if isinstance(node, exp.In) and not _more(node, "this", "expressions"):
+        if isinstance(node, exp.In) and not _has_other_parts(node, "this", "expressions"):
             return self._listed(node, true)
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
             return self._missing(_column(node.this, node), true)
@@ -349,12 +349,12 @@ def _bare(node: exp.Expr) -> exp.Expr:
 def _column(node: exp.Expr, around: exp.Expr) -> exp.Column:
     """Return the column that is compared; it must have no table's name before it."""
     node = _bare(node)
-    if not isinstance(node, exp.Column) or _more(node, "this"):
+    if not isinstance(node, exp.Column) or _has_other_parts(node, "this"):
         _refuse(around, "compares something else than a dimension with a literal", _COMPARE)
     return node
 
 
-def _more(node: exp.Expr, *part_names: str) -> bool:
+def _has_other_parts(node: exp.Expr, *part_names: str) -> bool:
     """Return whether a node has other parts than these."""
     return any(value for part, value in node.args.items() if part not in part_names)
 

@@ -191,7 +191,7 @@ def _cells(
         within = [False] * len(inside)
     for number, cell, sure in zip(numbers.tolist(), inside, within, strict=True):
         size = points(cell)
-        if size and (sure or _within(cell, boxes, size)):
+        if size and (sure or _is_covered(cell, boxes, size)):
             yield Part(
                 cell,
                 size,
@@ -229,7 +229,7 @@ def _in_one(cells: Int64, boxes: Int64) -> npt.NDArray[np.bool_]:
     return within
 
 
-def _within(cell: Int64, boxes: Int64, size: int) -> bool:
+def _is_covered(cell: Int64, boxes: Int64, size: int) -> bool:
     """Return whether all points of a cell are in the boxes.
 
     Args:

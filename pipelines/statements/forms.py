@@ -102,7 +102,7 @@ def _may_be_nan(node: exp.Expr) -> bool:
     return kind_of(node) in FLOATS and not is_literal(node)
 
 
-def _within(node: exp.Expr) -> exp.Expr:
+def _in_list(node: exp.Expr) -> exp.Expr:
     """IN: DuckDB finds NaN among others."""
     if not (_may_be_nan(node.this) and any(map(_may_be_nan, node.expressions))):
         return node
@@ -308,7 +308,7 @@ def _extracted(node: exp.Expr) -> exp.Expr:
 #: By the nodes that have one.
 _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
     **dict.fromkeys(SIGNS, _compared),
-    exp.In: _within,
+    exp.In: _in_list,
     exp.Between: _between,
     exp.Nullif: _null_if,
     exp.Case: _case,

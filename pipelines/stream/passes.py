@@ -80,7 +80,7 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state of a store's growing input; private, like the store.
 
     Attributes:
-        passes: in their order; of all but the last everything is released.
+        passes: the passes in order; every pass but the last is completely released.
         done: trigger time through which all is released and in the sink.
         left: partitions that the next trigger times need: all of the last pass while it is not
             done, else those with rows beyond ``done``.
@@ -233,7 +233,7 @@ def due(job: Job, through: str | None) -> Iterator[Due | None]:
         )
     upto = None if through is None else trigger_time_of(job.plan.timeline, through)
     if noted is not None and noted.pending:
-        yield _again(job, noted)
+        yield _interrupted_pass(job, noted)
         noted = noted_of(job)
         if noted is None or noted.pending:
             raise RunError("store", "a pass has not come to its end", "run it again")
@@ -347,7 +347,7 @@ def end(run: Run, pass_: Due) -> None:
     store.swap_metadata(_NOTE, _encoded(pass_.passes), _encoded(after))
 
 
-def _again(job: Job, noted: Passes) -> Due:
+def _interrupted_pass(job: Job, noted: Passes) -> Due:
     """Return a pass that was interrupted, with the files that it was begun with."""
     arranged = _arranged(job, noted)
     source = JoinedFiles(job, arranged.earlier, noted.left, arranged.first)

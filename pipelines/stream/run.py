@@ -66,7 +66,7 @@ from dpstream.state import open as stores
 from dpstream.state.durable import sync_folders
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
-from dpstream.state.sqlite.file import alone
+from dpstream.state.sqlite.file import exclusive
 
 
 def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
@@ -99,7 +99,7 @@ def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
     stores.close_all()
     identity = store_identity(job)
     name = "before" if identity is None else identity.run_id[:12]
-    with alone(store) if store.exists() else contextlib.nullcontext():  # refused while it runs
+    with exclusive(store) if store.exists() else contextlib.nullcontext():  # refused while it runs
         return _moved(store, folder, dead_letter_folder(job), name)
 
 

@@ -265,7 +265,7 @@ def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
         contents = {name: table_parts(catalog.tables[name]) for name in names}
         notes = {key: _note(ring, catalog.tables[key[0]], key, contents[key[0]]) for key in keys}
     notebook = catalog.notebook
-    _noted(notebook, set(notes.values()), [])
+    _change_notes(notebook, set(notes.values()), [])
     for table_name, columns in keys:
         if not _still_unique(catalog.tables[table_name], columns):
             raise PolicyError(
@@ -277,7 +277,7 @@ def register(catalog: Catalog) -> tuple[list[dict[str, Any]], list[Key]]:
         check_keys(catalog, lambda name: _batches(engine, catalog, name))
     if stamps(catalog, names) != before:
         raise RunError("table", "has a file that changed while it was read", "check again")
-    _noted(notebook, set(), list(notes.values()))
+    _change_notes(notebook, set(), list(notes.values()))
     return [_notes(catalog, table) for table in catalog.tables.values()], keys
 
 
@@ -341,12 +341,12 @@ def _read(path: Path) -> list[str]:
     return []
 
 
-def _noted(path: Path, less: set[str], more: list[str]) -> None:
-    """Take notes away and add some; of two checks at once neither loses the other's."""
+def _change_notes(path: Path, removed: set[str], added: list[str]) -> None:
+    """Remove and add notes in one file; two checks at once lose none of each other's notes."""
     with (
         file_errors("account.path", "has a folder that cannot be written"),
         held(Path(f"{path}.lock")),
     ):
-        notes = [note for note in _read(path) if note not in less] + more
+        notes = [note for note in _read(path) if note not in removed] + added
         with replacing(path, PRIVATE) as draft:
             draft.write_text(json.dumps(notes[-MAX_NOTES:], indent=0), encoding="ascii")

@@ -158,7 +158,7 @@ class TablesQuestion:
         """Draw as in `ask.question.Question`."""
         order, setup = self._order, self._setup
         with self._archive.draft() as draft:
-            draw = _here if order.runner is None else _spread
+            draw = _write_in_this_process if order.runner is None else _spread
             draw(order, setup, ring, charge.run_id, draft)
             files = self._archive.seal(draft, names_of(setup))
             insecure = order.secret.insecure_test_secret is not None
@@ -290,7 +290,9 @@ def charge_of(plan: TablePlan, run_id: str, cost: Cost, label: str = "") -> Char
     )
 
 
-def _here(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path) -> None:
+def _write_in_this_process(
+    order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Path
+) -> None:
     """Count and draw in this process."""
     tally = counted(setup, read_records(order.inputs.records, setup.lookup, order.letters))
     parts = parts_of(setup)

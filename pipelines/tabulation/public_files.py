@@ -384,7 +384,7 @@ def read_totals(
             groups.append(group)
             where.append((faults, numbers))
         all_faults += faults.faults
-    all_faults += _again(groups, where)
+    all_faults += _repeated_groups(groups, where)
     if len(all_faults) == before and not domain.has_block:
         rule = "has no group of a region with a block of the run: its tables would be of nobody"
         all_faults.append(Fault(TOTALS, None, "", rule, "give the t1 of the same geography"))
@@ -393,7 +393,7 @@ def read_totals(
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _again(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[Fault]:
+def _repeated_groups(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> Iterator[Fault]:
     """Faults of groups that are there before, in whichever file."""
     again = repeated(pa.chunked_array([*groups, np.zeros(0, np.int64)]))
     begin = 0

@@ -144,9 +144,9 @@ def _written(file: File) -> Written:
     return Written(len(file.content), digest)
 
 
-def _fetch(folder: str, name: str, here: Path) -> None:
-    (here / name).parent.mkdir(parents=True, exist_ok=True)
-    (here / name).write_bytes(_read(folder, name))
+def _fetch(folder: str, name: str, target: Path) -> None:
+    (target / name).parent.mkdir(parents=True, exist_ok=True)
+    (target / name).write_bytes(_read(folder, name))
 
 
 def _read(folder: str, name: str, most: int = -1) -> bytes:

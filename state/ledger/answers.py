@@ -148,7 +148,7 @@ class AnswerLog:
         that a recovery closed is never answered.
         """
         closed, all_alike = self._ledger.history().closed, self._ledger.requests_alike(request)
-        alike = [a for a in all_alike if a.run_id not in closed and self._mine(a)]
+        alike = [a for a in all_alike if a.run_id not in closed and self._is_of_kind(a)]
         alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
 
@@ -206,7 +206,7 @@ class AnswerLog:
 
     def _committed(self, run_id: str) -> Answer | None:
         entry = self._ledger.request_of(run_id)
-        if entry is None or not self._mine(entry) or run_id in self._ledger.history().closed:
+        if entry is None or not self._is_of_kind(entry) or run_id in self._ledger.history().closed:
             return None
         digest, receipt = self._ledger.history().receipts.get(run_id), entry.receipt
         if receipt is None and digest is None:
@@ -219,19 +219,21 @@ class AnswerLog:
             raise _changed("view of a receipt")
         return Answer(run_id, receipt, digest, False, view)
 
-    def _mine(self, entry: StoredRequest) -> bool:
+    def _is_of_kind(self, entry: StoredRequest) -> bool:
         """Return whether a request is of this kind."""
         return _charged(self._ledger.history().find(entry.run_id)).kind == self._kind
 
-    def _digest(self, run_id: str, content: bytes, what: bytes = _RECEIPT) -> str:
+    def _digest(self, run_id: str, content: bytes, content_kind: bytes = _RECEIPT) -> str:
         """Return a digest that binds a receipt, or its view, to its entry, and so to the chain."""
         entry = _charged(self._ledger.history().digest_of(run_id))
         bound = b"\0".join((entry.encode(), run_id.encode(), content))
-        return hashlib.blake2b(bound, digest_size=16, person=what).hexdigest()
+        return hashlib.blake2b(bound, digest_size=16, person=content_kind).hexdigest()
 
 
-def _changed(what: str) -> PolicyError:
-    return PolicyError("account.path", f"a {what} was changed", "restore the account from a backup")
+def _changed(part_name: str) -> PolicyError:
+    return PolicyError(
+        "account.path", f"a {part_name} was changed", "restore the account from a backup"
+    )
 
 
 def _charged(part: Part | None) -> Part:

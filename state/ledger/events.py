@@ -432,7 +432,7 @@ def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> in
     return total % _MODULUS
 
 
-def without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
+def sum_without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
     """Return the sum without rows that were in it."""
     return (begin - sum_of(table, rows)) % _MODULUS
 

@@ -145,7 +145,7 @@ class HeadFile:
             PolicyError: the account lacks an entry.
         """
         if head is not None and account.digest_at(head.seq) != head.digest:
-            raise self.behind()
+            raise self.older_error()
 
     def check_tokens(self, run_id: str, tokens: Tokens) -> None:
         """Refuse an account whose tokens of a run are an earlier set.
@@ -157,9 +157,9 @@ class HeadFile:
         lines = (msgspec.json.decode(text, type=_Tokens) for text in texts)
         history = [line.tokens for line in lines if line.run_id == run_id]
         if is_older(tokens, history):
-            raise self.behind()
+            raise self.older_error()
 
-    def behind(self) -> PolicyError:
+    def older_error(self) -> PolicyError:
         """Return the error for an account that is older than its head file."""
         return PolicyError(
             "account.path",

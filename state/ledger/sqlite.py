@@ -41,8 +41,8 @@ from dpstream.state.ledger.events import (
     name_of,
     refuse_damage,
     sum_of,
+    sum_without,
     text_of,
-    without,
 )
 from dpstream.state.ledger.history import History
 from dpstream.state.seals import digest as digest_of
@@ -422,7 +422,7 @@ class SqliteLedger(Ledger):
     def drop_token(self, run_id: str, token: str) -> None:
         """See the contract."""
         one = "run_id = ? AND token = ?"
-        rest = without("tokens", self._rows("tokens", one, run_id, token), self._sum("tokens"))
+        rest = sum_without("tokens", self._rows("tokens", one, run_id, token), self._sum("tokens"))
         self._db.execute(f"DELETE FROM tokens WHERE {one}", (run_id, token))
         self._moved("tokens", rest)
 
@@ -457,7 +457,7 @@ class SqliteLedger(Ledger):
         """Change the one request of a run for which a condition holds."""
         mine = f"run_id = ? AND {where}"
         (row,) = self._rows("requests", mine, run_id)
-        rest = without("requests", [row], self._sum("requests"))
+        rest = sum_without("requests", [row], self._sum("requests"))
         columns = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE requests SET {columns} WHERE {mine}", (*values.values(), run_id))
         named = dict(zip(COLUMNS["requests"].split(", "), row, strict=True)) | values

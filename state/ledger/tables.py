@@ -35,8 +35,8 @@ from dpstream.state.ledger.events import (
     name_of,
     refuse_damage,
     sum_of,
+    sum_without,
     text_of,
-    without,
 )
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.sqlite import absent, other_version, there_already
@@ -230,7 +230,7 @@ class Replica:
             self._alike.setdefault(row.request, []).append(row.run_id)
             self._undo.append(self._alike[row.request].pop)
         else:
-            less = _less(row, entry)
+            less = _without_later_blobs(row, entry)
             stays = (new.request, new.number) == (entry.request, entry.number)
             refuse_damage(not stays or sum_of("requests", [less]) != entry.part)
             self._take_off("requests", [less])
@@ -251,7 +251,7 @@ class Replica:
         self._move(table, sum_of(table, rows, self.sums[table]))
 
     def _take_off(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-        self._move(table, without(table, rows, self.sums[table]))
+        self._move(table, sum_without(table, rows, self.sums[table]))
 
     def _move(self, table: str, total: int) -> None:
         old = self.sums[table]
@@ -259,8 +259,8 @@ class Replica:
         self._undo.append(lambda: self.sums.__setitem__(table, old))
 
 
-def _less(row: AnswerRow, entry: _RequestRow) -> AnswerRow:
-    """Return a row without the blobs that it did not have when it was known."""
+def _without_later_blobs(row: AnswerRow, entry: _RequestRow) -> AnswerRow:
+    """Return a row without the blobs that were added after ``entry`` was read."""
     if entry.digest is None:
         return row._replace(receipt=None, digest=None, view=None, view_digest=None)
     if entry.view_digest is None:

@@ -283,9 +283,9 @@ def _connect(url: str, emulator: str) -> Database:
         else:
             client = spanner.Client(project=project, disable_builtin_metrics=True)
         database: Database = client.instance(instance).database(name, pool=_Sessions())
-        _once(database.spanner_api, "commit", "create_session", "get_session")
+        _try_once(database.spanner_api, "commit", "create_session", "get_session")
         administration = ("get_database_ddl", "get_database", "create_database")
-        _once(client.database_admin_api, *administration, "update_database_ddl")
+        _try_once(client.database_admin_api, *administration, "update_database_ddl")
         api = database.spanner_api
         reach(api.transport.grpc_channel, "store", "Cloud Spanner")
         api.streaming_read = functools.partial(_streamed, api.streaming_read)
@@ -294,7 +294,7 @@ def _connect(url: str, emulator: str) -> Database:
         raise refused(error) from None
 
 
-def _once(api: Any, *names: str) -> None:
+def _try_once(api: Any, *names: str) -> None:
     """Let calls of the client's lower layer end soon and try them once."""
     for name in names:
         call = functools.partial(getattr(api, name), retry=None, timeout=CALL_SECONDS)
@@ -370,7 +370,7 @@ def query(database: Database, statement: str, values: dict[str, int]) -> list[li
     """Return the rows of a SQL query over whole tables, for figures alone: no digest is checked.
 
     Args:
-        values: its parameters, all INT64.
+        values: the statement's parameters, all INT64.
     """
     kinds = dict.fromkeys(values, spanner.param_types.INT64)
 

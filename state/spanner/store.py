@@ -429,13 +429,13 @@ class SpannerStore(SpannerRetention, Store):
         all of its rows would look like a part: progress that has not moved since excludes it.
         """
         reached = self._reached(part, window)
-        while left := self._beyond(part, window, (reached or 0) + 1):
+        while left := self._rows_of_steps(part, window, (reached or 0) + 1):
             before, reached = reached, self._reached(part, window)
             if reached == before:
                 break
         return reached, left
 
-    def _beyond(self, part: int, window: int, first: int) -> dict[int, int]:
+    def _rows_of_steps(self, part: int, window: int, first: int) -> dict[int, int]:
         """Rows in ``Steps`` of every step from ``first`` on that has any."""
         rows = self._rows("Steps", ("Step",), ranges=[from_on(part, window, first)])
         return dict(Counter(int(step) for (step,) in rows))

@@ -87,7 +87,7 @@ def create_store(
     """Create the file with its identity, or return the identity of one that exists.
 
     Args:
-        calibrate: its calibration, asked for only if none exists.
+        calibrate: makes the run's calibration; called only if none is stored.
     """
     run_identity: RunIdentity | None = None
     if not store_exists(path):  # what is refused leaves no file behind, and nobody waits
@@ -228,7 +228,7 @@ def connect(path: str | Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def alone(
+def exclusive(
     path: str | Path, damaged: bool = False, patience: float | None = None
 ) -> Iterator[sqlite3.Connection]:
     """Hold a store's file against everyone else; its write-ahead log is merged into it.

@@ -16,7 +16,7 @@ from tests.faults.child import plan_of
 #: Calls before and after which a process may die; each is one step towards the new file.
 CALLS: tuple[tuple[Any, str], ...] = (
     (sqlite_store, "sync"), (sqlite_store, "_move_sides"), (durable, "sweep"),
-    (durable, "_made"),
+    (durable, "_new_draft"),
     (os, "link"), (os, "replace"),
     (transfer, "create_store"), (transfer, "copy_store"),
     (transfer, "check_file"), (transfer, "replace_file"),

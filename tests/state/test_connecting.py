@@ -220,7 +220,7 @@ class Service(ServiceClient):
     fault: Exception | None = None
 
     @override
-    def _made(self) -> int:
+    def _new_client(self) -> int:
         if self.fault is not None:
             raise self.fault
         self.made += 1

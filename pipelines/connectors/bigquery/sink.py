@@ -215,7 +215,7 @@ class BigQueryTables(ServiceClient):
             raise failed("sink.table", error, "did not take a release") from None
 
     @override
-    def _made(self) -> Any:
+    def _new_client(self) -> Any:
         return self._make()
 
     @override

@@ -31,7 +31,7 @@ from dpstream.pipelines.connectors.folder.store import (
     PATIENCE_SECONDS,
     Folder,
     Place,
-    away,
+    away_error,
     find,
     patiently,
     place,
@@ -182,7 +182,7 @@ class Files(NamedTuple):
     def _shifted(self, part: Part, where: Place, closed: int) -> Part:
         """A part at its offsets, with the given columns."""
         if isinstance(part, Refused):
-            return _at(where, part)[0]
+            return _placed_refusal(where, part)[0]
         batch, rows = part.batch, part.batch.num_rows
         given = pa.repeat(pa.scalar(closed, pa.int64()).cast(INSTANT), rows)
         arrays = [given if c in GIVEN_COLUMNS else batch.column(c) for c in self.columns]
@@ -250,11 +250,11 @@ class FolderInput(Input):
         self._check()
         (watch, files), rows = _readers(self.job, 0), self.job.performance.batch_rows
         for step in watch.steps(nothing_seen(0, isinstance(watch, Markers)), wall_micros()):
-            yield from (_at(where, refused) for where, refused in step.refused)
+            yield from (_placed_refusal(where, refused) for where, refused in step.refused)
             for file in step.files:
                 for piece in files.pieces(file):
                     if isinstance(piece, Refused):
-                        yield _at(place(file[0]), piece)
+                        yield _placed_refusal(place(file[0]), piece)
                         continue
                     yield from placed(files.parts(piece), place(file[0]).partition, rows)
 
@@ -328,7 +328,7 @@ class _Watch(beam.DoFn):
             now = time.monotonic()
             self._away_since = self._away_since or now
             if now - self._away_since > PATIENCE_SECONDS:
-                raise away() from None
+                raise away_error() from None
             return None
         self._away_since = None
         return step
@@ -339,10 +339,10 @@ def _outputs(step: Step, at: Any) -> Iterator[Any]:
     for file in step.files:
         yield TimestampedValue(file, at)
     for where, refused in step.refused:
-        yield TimestampedValue(refusal(*_at(where, refused)), at)
+        yield TimestampedValue(refusal(*_placed_refusal(where, refused)), at)
 
 
-def _at(where: Place, refused: Refused) -> tuple[Refused, int]:
+def _placed_refusal(where: Place, refused: Refused) -> tuple[Refused, int]:
     """Rows of a file as positions, with their partition."""
     return Refused(refused.offsets + where.base, refused.reasons), where.partition
 
@@ -370,7 +370,11 @@ class _Pieces(beam.DoFn):
             yield element
             return
         for piece in self._files.pieces(element):
-            yield (refusal(*_at(place(element[0]), piece)) if isinstance(piece, Refused) else piece)
+            yield (
+                refusal(*_placed_refusal(place(element[0]), piece))
+                if isinstance(piece, Refused)
+                else piece
+            )
 
 
 class _ReadFilePiece(beam.DoFn):
@@ -393,7 +397,7 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
     """The records of a folder that grows: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its source, columns and ``batch_rows`` are used.
+        job: the job, of which source, columns and ``batch_rows`` are used.
         begin: files that were closed before it (micros) are passed over.
         backpressure: keeps it from running ahead of the releases.
     """

@@ -204,10 +204,10 @@ def patiently(call: Callable[[], Any]) -> Any:
     except OSError as error:
         if of_the_name(error):
             raise
-    raise away()
+    raise away_error()
 
 
-def away() -> RunError:
+def away_error() -> RunError:
     """Return the error for a store that has been away for too long."""
     return RunError(
         "table.path",

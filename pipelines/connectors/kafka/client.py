@@ -141,7 +141,7 @@ def make_client(
 
     Args:
         kind: ``admin``, ``producer`` or ``consumer``.
-        settings: with secrets looked up.
+        settings: settings in which references to secrets are replaced.
         refused: what is said of settings that the client does not take.
 
     Raises:
@@ -244,12 +244,12 @@ def check_deadlines(given: Mapping[str, str]) -> None:
             )
 
 
-def refuse(error: Any, what: str) -> NoReturn:
+def refuse(error: Any, rule: str) -> NoReturn:
     """Raise what a person can do about a client's error."""
-    raise failed(name_of(error), what) from None
+    raise failed(name_of(error), rule) from None
 
 
-def failed(name: str, what: str) -> DpstreamError:
+def failed(name: str, rule: str) -> DpstreamError:
     """Return the error for one of the client's error codes."""
     if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
         return RunError(
@@ -266,6 +266,6 @@ def failed(name: str, what: str) -> DpstreamError:
         )
     return RunError(
         "sink.topic",
-        f"{what}: {name}",
+        f"{rule}: {name}",
         "check the broker and sink.options, then run again: the store has every release",
     )

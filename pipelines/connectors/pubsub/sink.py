@@ -49,7 +49,7 @@ class PubsubTopic(ServiceClient):
     Args:
         topic: ``projects/P/topics/T``.
         seconds: how long the service may be away, which is time in which nothing gets through.
-        field: that names the topic, for errors.
+        field: the field that names the topic, for errors.
     """
 
     service = "Pub/Sub"
@@ -112,7 +112,7 @@ class PubsubTopic(ServiceClient):
         return size
 
     @override
-    def _made(self) -> Any:
+    def _new_client(self) -> Any:
         kind = "sink.kind" if self.field == "sink.topic" else self.field
         pubsub = imported("pubsub", "google.cloud.pubsub_v1", kind)
         batches = pubsub.types.BatchSettings(max_bytes=4 << 20, max_latency=0.02, max_messages=1000)

@@ -243,8 +243,10 @@ class KafkaTarget(Target):
         self._failed += error is not None
 
 
-def _refused(why: str) -> RunError:
-    return RunError("--to", f"did not take all messages: {why}", "check broker, topic and --option")
+def _refused(reason: str) -> RunError:
+    return RunError(
+        "--to", f"did not take all messages: {reason}", "check broker, topic and --option"
+    )
 
 
 class PubSubTarget(Target):

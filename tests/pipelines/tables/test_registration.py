@@ -393,7 +393,7 @@ def test_of_two_checks_at_once_neither_loses_the_other_s_note(
     monkeypatch.setattr(registration, "_read", read)
     notes = tmp_path / "ledger.db.keys"
     checks = [
-        threading.Thread(target=registration._noted, args=(notes, set(), [letter * 32]))
+        threading.Thread(target=registration._change_notes, args=(notes, set(), [letter * 32]))
         for letter in "ab"
     ]
     for check in checks:

@@ -117,7 +117,7 @@ def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
 def test_an_uncharged_one_is_caught(project: Path) -> None:
     with (
         mock.patch.object(SqliteLedger, "append"),
-        mock.patch.object(AnswerLog, "_mine", lambda *_: True),
+        mock.patch.object(AnswerLog, "_is_of_kind", lambda *_: True),
         mock.patch.object(AnswerLog, "_digest", lambda *_: "0" * 32),
     ):
         assert choose(project).exit_code == 3

@@ -142,7 +142,7 @@ def test_a_database_without_a_naming_file_has_its_head_in_the_users_folder(
         monkeypatch.chdir(folder)
         head_file = head_of(AccountPlace(url, "d", accounts.ID))
         assert head_file.path.parent == tmp_path / "home" / "dpstream"
-        assert url in head_file.behind().fix
+        assert url in head_file.older_error().fix
 
 
 # --- torn, damaged, at once ----------------------------------------------------------------------

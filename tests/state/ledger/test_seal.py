@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state.ledger.events import COLUMNS, sum_of, without
+from dpstream.state.ledger.events import COLUMNS, sum_of, sum_without
 from dpstream.state.ledger.sqlite import DDL, check_file, put_seal, read_seal, rows_of
 from dpstream.state.sqlite.database import sqlite3
 
@@ -37,7 +37,7 @@ def test_every_column_of_every_row_counts(db: sqlite3.Connection, table: str) ->
     table_sum = sum_of(table, rows)
     assert table_sum == sum_of(table, reversed(rows)) == sum_of(table, rows_of(db, table))
     assert sum_of(table, rows[1:], sum_of(table, rows[:1])) == table_sum
-    assert without(table, rows[1:], table_sum) == sum_of(table, rows[:1])
+    assert sum_without(table, rows[1:], table_sum) == sum_of(table, rows[:1])
     seen = {
         table_sum,
         sum_of(table, rows[:1]),

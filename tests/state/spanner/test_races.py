@@ -26,7 +26,7 @@ def in_between(store: SpannerStore, act: Callable[[], object]) -> None:
 
         return beyond
 
-    for name in ("_beyond", "_decision"):
+    for name in ("_rows_of_steps", "_decision"):
         setattr(store, name, delayed(getattr(store, name)))
 
 
@@ -35,7 +35,7 @@ def torn(store: SpannerStore) -> None:
 
     def keys(part: int, window: int) -> tuple[int | None, dict[int, int]]:
         reached = store._reached(part, window)
-        return reached, store._beyond(part, window, (reached or 0) + 1)
+        return reached, store._rows_of_steps(part, window, (reached or 0) + 1)
 
     def units(part: int) -> tuple[dict[int, int], list[int]]:
         progress = store._unit_reached(part)

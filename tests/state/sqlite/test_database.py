@@ -10,7 +10,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger.events import damaged
 from dpstream.state.sqlite import database
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3, wal_is_safe
-from dpstream.state.sqlite.file import InUseError, alone
+from dpstream.state.sqlite.file import InUseError, exclusive
 from tests.faults.journals import leave_journal
 
 SUBJECT = Subject("account.path", "ledger", damaged)
@@ -58,10 +58,10 @@ def test_an_idle_connection_keeps_others_from_the_file(
         one, two = (open_file(path, create=True, log=True) for _ in range(2))
         one.execute("CREATE TABLE IF NOT EXISTS t (x)")
         one.close()
-        with pytest.raises(InUseError), alone(path, patience=0.05):
+        with pytest.raises(InUseError), exclusive(path, patience=0.05):
             pass
         two.close()
-        with alone(path, patience=0.05):
+        with exclusive(path, patience=0.05):
             pass
 
 
