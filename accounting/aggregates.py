@@ -79,9 +79,9 @@ class AggregateKind(ABC):
     """One kind of published column; stateless.
 
     Attributes:
-        uses_count: it needs the running count of records.
-        counts_units: it is read from the count of units, not from a running sum of records.
-        divides: it is a quotient, so that its noise is not Gaussian.
+        uses_count: whether the kind needs the running count of records.
+        counts_units: whether it is read from the count of units, not from a sum over records.
+        divides: whether it is a quotient, so that its noise is not Gaussian.
     """
 
     uses_count = False
@@ -112,7 +112,7 @@ class AggregateKind(ABC):
         out.
 
         Args:
-            prefixes: with sds by trigger; values are not read.
+            prefixes: running sums with their sds by trigger; their values are not read.
         """
 
     @abstractmethod

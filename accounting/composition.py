@@ -55,7 +55,7 @@ class Spend(Protocol):
     """The cost of one mechanism per unit.
 
     Attributes:
-        epsilon, delta: its own guarantee.
+        epsilon, delta: guarantee of this spend alone.
         mu: Gaussian-DP parameter of its noise, if that is how it is accounted for.
         rho: zCDP parameter of its noise, if that is.  With neither it is plain.
         threshold_delta: part of delta on top of that of mu or rho; 0 for a plain spend.

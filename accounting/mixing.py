@@ -41,7 +41,7 @@ class Mixing:
         UsageError: a factor is not square or finite, too large, or not certainly invertible.
 
     Attributes:
-        factors: as given; shape: their sizes; size: number of cells.
+        factors: the factors of the product; shape: their sizes; size: number of cells.
         inverse_norm2: the largest squared norm of a column of L^-1, rounded up.
     """
 

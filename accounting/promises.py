@@ -88,9 +88,9 @@ class Promise(NamedTuple):
     Attributes:
         family: of the noise.
         chosen: whether the plan takes this family.
-        epsilon, delta: for one unit (of one period).
+        epsilon, delta: the guarantee of one unit (of one period).
         column: name of the first published column.
-        sd: its mean sd over a window's releases, in units of the column.
+        sd: mean sd of the noise over a window's releases, in units of the column.
         periods: number of periods of a person of all periods; a few for a stream without end.
         lifetime: (epsilon, delta) of a person of so many periods.
         fixed: the same where the schedule is fixed beforehand; ``None`` for Gaussian noise, whose

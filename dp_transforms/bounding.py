@@ -96,7 +96,7 @@ class Decided(NamedTuple):
     Attributes:
         pieces: returns the admitted pairs, for the key shards, in batches of about as many rows as
             are asked for.
-        counts: for the operator.
+        counts: counts of records by outcome, for the operator.
         waiting: records to pass in again at a later trigger time: their own trigger time, or the
             one they joined, is still to come.
     """

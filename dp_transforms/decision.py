@@ -178,7 +178,7 @@ class Batch:
         trigger_time: trigger time at which it was or will be decided.
         seen: decided before.
         undelivered: arrived when no open trigger time was left.
-        settled: its decision can no longer change.
+        settled: whether the unit's decision can no longer change.
         per_key: with a bound per key, which windows are admitted, in place of the first ``pairs``.
         order: ``stamp_order`` of all rows, where all were decided now.
         least: the first window that was not abandoned.

@@ -254,7 +254,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         unit: slot of each one's unit.
-        partition, offset: its position.
+        partition, offset: the record's position.
         first, wanted: first window that is open for it, and how many are.
         keys: (n,) first 64 bits of the ids of the keys.
         spared: bit i: the pair with window ``first + i`` takes no index (its key is published).

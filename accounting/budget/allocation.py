@@ -64,7 +64,7 @@ class Encoder(msgspec.Struct, frozen=True, eq=False):
     """The encoder by which prefixes of one or more streams are noised; shared, read-only.
 
     Attributes:
-        strategy: with the coefficients that are in force.
+        strategy: the strategy, with the run's coefficients.
         sd_factors: (T,) sd of a released prefix for node noise of sd 1, rounded up.
     """
 
@@ -161,7 +161,7 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         statistic: what a key is tested on, ``None`` with public keys.
         tau: int64 threshold of each test (``Design.tests``) in 2^-DECODE_BITS of the
             statistic, ``None`` with public keys.
-        assumptions: in words, what the figures rest on.
+        assumptions: the assumptions of the figures, as sentences.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
         sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run

@@ -174,7 +174,7 @@ def begun(plan: Plan, text: str) -> Plan:
     """Return the plan with the defaults of its run; its hash is the same.
 
     Args:
-        text: as for ``calibrated``.
+        text: see ``calibrated``.
 
     Raises:
         PolicyError: the text is damaged, or another program's.

@@ -158,7 +158,7 @@ def joint_thresholds(
     Args:
         total: C b, the chance that any key of one person alone may be selected, in (0, 1).
         shares: (tests,) beta_t, positive, of sum at most 1.
-        mu_count, sd, rounding: as for ``thresholds``.
+        mu_count, sd, rounding: see ``thresholds``.
         adds: (C,) the most that a unit's pair of each index adds to the statistic.
 
     Returns:
@@ -193,7 +193,7 @@ def size_thresholds(
 
     Args:
         total: C b, the chance that any key of one person alone may be selected, in (0, 1).
-        mu_count, sd, rounding: as for ``thresholds``, of one test.
+        mu_count, sd, rounding: see ``thresholds``, of one test.
         adds: (C,) the most that a unit of 1, 2, .. pairs adds to each key's statistic, falling.
 
     Returns:
@@ -231,7 +231,7 @@ def lone_tail(tau: Int64, mu_count: int, sd: Float64, rounding: Float64, alone: 
 
     Args:
         tau: (tests,) as ``thresholds`` and ``joint_thresholds`` give it.
-        mu_count, sd, rounding, alone: as for ``thresholds``.
+        mu_count, sd, rounding, alone: see ``thresholds``.
     """
     base, one = mu_count * alone + rounding, np.zeros(1)
     logs, _ = _log_tails(tau / _UNITS, base, sd, np.array([float(alone)]), one)

@@ -242,7 +242,7 @@ def settle(law: Law, uniform: Uniform) -> int:
     """Return Z at a real uniform of as many bits as it takes: the exact inverse of the law's CDF.
 
     Args:
-        uniform: its first bits, as (integer, number of bits), after n further draws.
+        uniform: maps n to the uniform's first bits after n further draws, as (integer, bits).
     """
     further = 0
     while True:

@@ -210,7 +210,7 @@ class Tail(NamedTuple):
         beyond this bound and the log-normal law, plus that of the noise.
 
         Args:
-            noise: its sd with each of some bounds.
+            noise: maps bounds to the sd of the noise with each of them.
         """
         points, inner = self._points(rank_error), int((self.edges <= self.bound).sum())
         if points is None or self.everything - points[0][1] < rank_error:  # nothing seen nearer
@@ -303,7 +303,7 @@ class Settled(NamedTuple):
     """A plan whose bounds are chosen.
 
     Attributes:
-        plan: with bounds for every column.
+        plan: the plan with bounds for every column.
         nulls: columns whose histogram said nothing: they are NULL, whatever their bounds.
         cuts: what chosen bounds leave out, by histogram.
     """

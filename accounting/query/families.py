@@ -259,7 +259,7 @@ def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Fami
     """Return a question in each of its families.
 
     Args:
-        plan_of: from a number of grid bits to the plan (`grids.finest`).
+        plan_of: maps a number of grid bits to the plan (`grids.finest`).
         optimise: what the choice minimises.
 
     Raises:

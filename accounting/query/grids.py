@@ -105,7 +105,7 @@ def finer_sums(plan: QueryPlan, bits: int) -> QueryPlan:
     answer does not rise either.
 
     Args:
-        plan: its family is chosen.
+        plan: a plan whose family is chosen.
         bits: see `Gridded`.
 
     Returns:

@@ -45,7 +45,7 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for each of its rows there.
         rows: r, the most rows of a unit in a group that count where ``per`` is ``row``.
         grid: values are whole multiples of it.
-        at: which quantiles, each in [0, 1].
+        at: the quantiles, each in [0, 1].
         share: weight in the division of the budget over the columns.
         norm: R of this column instead of the query's.
         automatic_rows: r is the query's to choose; ``rows`` is what it is where too few units have

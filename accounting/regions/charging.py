@@ -185,7 +185,7 @@ class Work:
     """The regions near a charge, while it is made.
 
     Attributes:
-        boxes, amounts: as of the state.
+        boxes, amounts: boxes and amounts of the state.
         paid: (n,) which have paid; a region that paid as a whole meets later boxes of the query.
         room: by how many boxes the state may still grow.
     """

@@ -257,7 +257,7 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         what: is asked; column: of which dimension, empty for a count.
-        at: which quantiles, each in [0, 1].
+        at: the quantiles, each in [0, 1].
         share: weight in the division of the query's amount over its aggregates.
         label: its name in the answer, by default what is asked and the column.
     """
@@ -358,8 +358,8 @@ class Needs(NamedTuple):
     """The figures that a scan must compute for each cell, beside the number of records.
 
     Attributes:
-        columns: whose coordinates are summed.
-        leaves: whose histograms are needed.
+        columns: the columns whose coordinates are summed.
+        leaves: the trees whose histograms of leaves are needed.
     """
 
     columns: tuple[str, ...]

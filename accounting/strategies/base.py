@@ -184,7 +184,7 @@ class Strategy(ABC):
         parameters: see there; default: chosen by this version of the program.
 
     Attributes:
-        name: as in the job.
+        name: name of the strategy, as jobs write it.
         law: of z.  With ``gaussian`` the encoder is lower-triangular in time, which the path-wise
             proof of mu needs; ``geometric`` is charged plain epsilon, which does not.
         rounds_nodes: z are rounded Gaussians (A is an integer matrix); else z are Gaussians

@@ -97,7 +97,7 @@ def describe(
     """Return every public figure of a plan, JSON-able; figures of the guarantee are rounded up.
 
     Args:
-        delta: that epsilon is stated for.
+        delta: the delta at which epsilon is stated.
         groups: how many groups each level has, if it shall be told.
 
     Returns:

@@ -137,7 +137,7 @@ class Table(NamedTuple):
         name: ``t1t2`` of persons, ``t3`` and ``t4`` of households.
         leaves: of ``t1t2`` 46, 23 ages of sex 1 and then of sex 2; of ``t3`` the 5 data cells 2, 4,
             5, 7, 8; of ``t4`` the 3 data cells 1, 2, 3.
-        details: from the least detail, which is the total, to the most, which are the leaves.
+        details: the details in order, from the total to the leaves.
         data_cells: leaves of each numbered data cell (``t3``, ``t4``); 0 is the total.
     """
 
@@ -204,7 +204,7 @@ class Parameters(msgspec.Struct, frozen=True):
         thresholds: by table name; of each level one for each detail above 0, not falling.
         zero_suppression: chance of the quantile that a total must exceed to be kept; 0: all are.
         allow_negative: whether measured counts below 0 are published as they are.
-        run_us, run_pr: which levels run.
+        run_us, run_pr: whether levels of the US run, and those of Puerto Rico.
         max_race_codes: race codes of a record that count, 1 to 8.
         state_filter: FIPS codes of the states whose blocks and records count.
         estimates: ``census``: counts of the detail only; ``combined``: with step 1.

@@ -234,7 +234,7 @@ class TablePlan(msgspec.Struct, frozen=True):
         """Return the cost that the ledger is charged.
 
         Args:
-            delta: that epsilon is stated for, where it is not pure.
+            delta: the delta at which epsilon is stated, where the guarantee is not pure.
 
         Raises:
             PolicyError: a budget is infinite.

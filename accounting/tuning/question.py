@@ -63,7 +63,7 @@ class Histogram(msgspec.Struct, frozen=True):
         sensitivity: L2 of A x for one unit.
         share: fraction of mu^2.
         sigma: sd of one node's noise in units of count, rounded up.
-        rank_error: with chance 95% no prefix minus its target errs by more (in counts).
+        rank_error: 95% bound, in counts, of the error of every prefix minus its target.
     """
 
     name: str

@@ -262,7 +262,7 @@ def _least(plan: Plan) -> Plan:
     """A plan with one trigger a window, whose loss is about the least of geometric noise.
 
     Args:
-        plan: with geometric noise.
+        plan: a plan with geometric noise.
 
     Columns of an encoder A of L1 norm 1 have L2 norms of at most 1.  So the root mean squared sd of
     the prefixes of T steps is at least that of one noisy count times ||M||_* / T, M the (T, T) ones
@@ -292,8 +292,8 @@ def mean_loss(plan: Plan, budget: Budget) -> float:
     units.
 
     Args:
-        plan: with private keys.
-        budget: of the plan.
+        plan: a plan with private keys.
+        budget: the budget of the plan.
     """
     chance = published_sizes(plan, budget).by(1.0)
     return mean_over_keys(chance * _noise(plan, budget) + (1 - chance) * SIZES)

@@ -52,7 +52,7 @@ class Attribute:
     """One dimension of the domain.
 
     Attributes:
-        name: as queries name it.
+        name: the name that queries use.
         values: its values in order, all text or all whole numbers; () for bins.
         edges: bounds of half-open bins [edge, next edge), strictly increasing; () for values.
     """

@@ -61,7 +61,7 @@ class SplitByShard(beam.DoFn):
         make: gives, on the worker, the function from rows to the ids they are sent by.
         shards: how many there are.
         schema: of the rows.
-        threads: to split on.
+        threads: number of threads that split batches.
     """
 
     def __init__(

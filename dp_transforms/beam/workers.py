@@ -42,7 +42,7 @@ class Threads(NamedTuple):
 
     Attributes:
         number: of threads; 1: the runner's own.
-        run_id: whose end stops them; see ``stop_workers``.
+        run_id: id of the run at whose end they are stopped; see ``stop_workers``.
     """
 
     number: int = 1

@@ -73,7 +73,7 @@ class InputDigest:
         """Take in rows, each as often as it occurs: rows of one item are told by their value.
 
         Args:
-            label: as of `add`.
+            label: see `add`.
             items: (n, 2) uint64 what each row belongs to.
             values, weights: (n,) int64 where a row adds, and what.
 

@@ -275,7 +275,7 @@ class SecretSource:
         """Return the same source with a file's absolute path.
 
         Args:
-            folder: from which a path starts.
+            folder: the folder that a relative path starts from.
 
         Raises:
             UsageError: the path is no path.

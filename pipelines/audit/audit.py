@@ -89,7 +89,7 @@ class Family(NamedTuple):
     """One kind of trial and the bound it proves.
 
     Attributes:
-        name, description: which trials; visible: the most this statistic can see of the plan's mu.
+        name, description: name and words of the trials; visible: the largest mu that they can show.
         bound: what is proven; scores: of the statistic that proved it; rows: fed to the flow.
     """
 

@@ -256,7 +256,7 @@ class Runner:
         folder: an empty folder of the audit's own.
         through_beam: run the whole pipeline from Parquet to Parquet, not its pure function in
             memory.
-        fixed: for tests.
+        fixed: values that are random otherwise, for tests.
     """
 
     def __init__(self, job: Job, folder: Path, through_beam: bool, fixed: Fixed | None) -> None:

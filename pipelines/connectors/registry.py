@@ -42,8 +42,8 @@ def sink_of(job: Job, run: Run | None = None, watch: InputWatch | None = None) -
     """Return the sink of a job by its kind.
 
     Args:
-        job: whose sink says where.
-        run: whose releases it is to write; a sink that cannot be read back needs it for that.
+        job: the job whose sink is opened.
+        run: the run whose releases are written; only a sink that cannot be read back needs it.
         watch: compares the run's input before every release.
     """
     sink = _sink(job, run)

@@ -64,7 +64,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         format: version of this layout.
-        run_id: as releases show it, stamps included.
+        run_id: the run's id as releases show it.
         epoch: epoch of the run from which on this manifest holds.
         plan_hash: the public plan.
         kind: of the sink.
@@ -89,7 +89,7 @@ class Sink(ABC):
     """The sink of a job's releases.
 
     Attributes:
-        kind: as ``sink.kind`` says.
+        kind: the value of ``sink.kind``.
         field: the field of the job that names the target, for errors.
         another: words for a new target of the same kind, for errors.
         called: words before the target's name in a message.
@@ -132,7 +132,7 @@ class Sink(ABC):
         """Write sealed releases, once the run's input is compared; on return they are durable.
 
         Args:
-            batches: with window and trigger in their schema's metadata.
+            batches: the releases; each has its window and trigger in the schema's metadata.
             only_compare: write none that is not published, as long as others remain to be
                 compared; each that is must be the same.
 
@@ -333,7 +333,7 @@ class WriteOnlySink(Sink):
     """A sink that cannot be read back.
 
     Args:
-        run_id: id of the run whose releases are written; a manifest names the same one.
+        run_id: id of the run whose releases are written; ``None`` before a manifest names it.
     """
 
     def __init__(self, run_id: str | None) -> None:

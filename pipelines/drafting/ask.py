@@ -242,7 +242,7 @@ def answers(given: Given, person: Person, checks: Sequence[Callable[[], None]] =
 
     Args:
         given: the flags.
-        person: who is asked for the rest.
+        person: prompts for the other fields.
         checks: of other flags, before anything is asked; where nobody can be asked, one error
             names all that is wrong or missing, so that one more try is enough.
 

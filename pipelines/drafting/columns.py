@@ -33,8 +33,8 @@ class Column(NamedTuple):
     """One column, as its schema has it.
 
     Attributes:
-        name: in the input.
-        identity: its type as unit or key, ``None`` where it can be neither.
+        name: name of the column in the input.
+        identity: the column's type as unit or key, ``None`` where it can be neither.
         time: whether it can be a time; ``micros`` for whole numbers, which are read as
             microseconds since 1970; ``None``: it cannot.
         number: whether it can be a value.

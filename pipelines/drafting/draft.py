@@ -72,7 +72,7 @@ class Answers(NamedTuple):
         file: the data.
         unit, key: columns with their types.
         time: column of the event time.
-        values: whose means are published.
+        values: the columns whose means are published.
         windows: when.
         every: distance of trigger times, ``None``: one trigger, at the end of a window.
         epsilon, delta, contributions: the guarantee, and C.
@@ -128,7 +128,7 @@ class Target(NamedTuple):
 
     Attributes:
         path: of the file, absolute.
-        before: its text; empty: there is none.
+        before: the file's text before the change; empty without a file.
         job, table, data_set: names of the sections.
         new_data_set: ``None``: the file has it.
         new_table: whether the file lacks the table.

@@ -39,7 +39,7 @@ def read_texts(kind: str, files: Iterable[File], columns: Sequence[str]) -> Iter
     Args:
         kind: ``csv`` or ``jsonl``.
         files: of this kind.
-        columns: that are needed.
+        columns: the columns that are needed.
 
     Raises:
         UsageError: a needed column is not in a CSV header.

@@ -259,7 +259,7 @@ def read_text(
     Args:
         kind: ``csv`` or ``jsonl``.
         stream: the text (see `compression.plain`), at its beginning.
-        columns: that are needed.
+        columns: the columns that are needed.
         nested: whether an array or object of JSON is its text; see `lines.Objects`.
 
     Raises:

@@ -269,7 +269,7 @@ def plan(
 
     Args:
         figure: the name of the function that would be called.
-        data, arguments: its arguments; see `histogram`, `count`, `sum` and `mean`.
+        data, arguments: arguments of that function; see `histogram`, `count`, `sum` and `mean`.
 
     Returns:
         the plan; an error that the function would raise before it reads a row is its ``refusal``.

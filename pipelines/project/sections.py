@@ -116,7 +116,7 @@ class TableSection(Section, frozen=True):
 
     Attributes:
         data_set: the table's data set; required if there are several.
-        public: its rows may be published as they are; it has no unit.
+        public: whether the table's rows may be published as they are; it has no unit then.
         path: a file or a pattern of Parquet, CSV or JSON Lines (by its ending, perhaps compressed).
         folder: a growing folder, or URL prefix, of files.
         format: of the files of a folder or the messages of a topic, or of a path whose ending

@@ -194,7 +194,7 @@ class Table(NamedTuple):
         data: what the script is given; see `table`.
         names: of the key columns; ``columns``: titles of the others.
         first: the first rows: texts of the key, the window's start, the values.
-        caption: which rows there are.
+        caption: words for the rows of the table.
     """
 
     data: dict[str, Any]

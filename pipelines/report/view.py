@@ -157,7 +157,7 @@ def picture_over_time(
     """Draw values over time, whose points can be pointed at.
 
     Args:
-        line: with a finite value at least.
+        line: a line with one finite value or more.
         joined: whether neighbours are values of one thing that grows (a band), not of windows of
             their own (bars, while there are few).
     """

@@ -176,7 +176,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
     """A job server of one run, mixed into one of Beam's that knows its command.
 
     Attributes:
-        flag: which flag of a run names the program, for messages.
+        flag: the flag of a run that names the program, for messages.
         fix: what to do about one that listens beyond this machine.
     """
 

@@ -382,8 +382,8 @@ class Engine(NamedTuple):
 
     Attributes:
         kind: what it can do.
-        runner, options: for ``beam.Pipeline``.
-        cancel: to be called after the runner's own cancel, which is not enough.
+        runner, options: arguments of ``beam.Pipeline``.
+        cancel: is called after the runner's own cancel, which does not end everything.
     """
 
     kind: EngineKind

@@ -224,7 +224,7 @@ class _Worker:
     """A worker process, and whether it has reached its engine; see `Harness` for its names.
 
     Attributes:
-        ended: it has ended and is not started again; nobody has asked for its end.
+        ended: whether it has ended by itself and is not started again.
     """
 
     def __init__(self, name: str, command: Sequence[str], endpoint: str) -> None:

@@ -29,7 +29,7 @@ class OpenTable(Closing):
 
     Attributes:
         config: the table's section of the project file.
-        table, space: its public model.
+        table, space: the public model, and the space of its dimensions.
         analyst: name of the analyst who asks.
         ledger, account, answers: those of its data set.
         held: whether records are copied into memory, for sessions with many questions.

@@ -179,9 +179,9 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     """Return the options of a `dialect.PrivacyOptions`.
 
     Args:
-        node: as parsed.
+        node: the parsed expression.
         grouped: the SELECT has GROUP BY.
-        normed: its functions have norms of their own.
+        normed: whether its functions have norms of their own.
 
     Raises:
         DpstreamError: one is missing, not known or out of range.
@@ -304,7 +304,7 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     Args:
         node: plain or private.
         name: label of its output.
-        scope: whose columns it is about.
+        scope: the scope in which its columns are looked up.
 
     Raises:
         DpstreamError: wrong arguments or bounds.

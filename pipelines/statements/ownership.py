@@ -61,7 +61,7 @@ class KeyPart(NamedTuple):
     Attributes:
         row: which use of a table of the statement the value was read from: parts of one key
             belong together only if they come from one row.
-        table: whose key; key: its columns; part: which of them.
+        table: the table of the key; key: the key's columns; part: the column's number in it.
     """
 
     row: int
@@ -74,7 +74,7 @@ class Column(NamedTuple):
     """A column of a relation.
 
     Attributes:
-        type: as far as it is known; unit: whether it is the privacy unit, unchanged.
+        type: the type, ``None`` if it is not known; unit: whether it is the unchanged privacy unit.
         keys: the declared keys that it is part of.
     """
 
@@ -262,7 +262,7 @@ class Validator:
     """One pass over a qualified tree.
 
     Args:
-        catalog: whose tables they are.
+        catalog: the catalog of the tables.
         released: columns of a relation that is public because noise was added, by its name.
     """
 
@@ -277,7 +277,7 @@ class Validator:
 
         Args:
             node: SELECT, set operation or subquery.
-            last: it is the outermost one, on public relations: it may use LIMIT.
+            last: whether it is the outermost one, on public relations, which may use LIMIT.
 
         Raises:
             DpstreamError: rows of it could belong to two units, or to none.

@@ -186,7 +186,7 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     """Return the tables that a job's query can name; no row is read.
 
     Args:
-        source: with its own path resolved.
+        source: the job's source, whose path is absolute or a URL.
         unit: of the schema.
         folder: where paths of public tables start.
 
@@ -235,7 +235,7 @@ def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
     """Return the query of a job's tables, checked, also by DuckDB; reads its public tables.
 
     Args:
-        source: with its own path resolved.
+        source: the job's source, whose path is absolute or a URL.
         plan: of the job, with or without the query's digest.
         folder: where paths of public tables start.
 

@@ -129,7 +129,7 @@ class Engine(Closing):
         piece: only this part of its table.
         rows: of tables whose files are not read: some rows, as another engine gave them.  A column
             that is not there is NULL; ``None``: no rows.
-        memory, threads: that it may use (default: as many threads as there are cores, up to 8).
+        memory, threads: limits of DuckDB (default: one thread for each core, up to 8).
 
     Raises:
         DpstreamError: a table cannot be read.

@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
     Attributes:
         inputs: where the files are.
-        run_id: that was charged.
+        run_id: run id of the charge.
         folder: the draft, or the URL of a folder in a store.
         letters: folder of refused records, ``None``: they refuse the file.
         keys: where a worker finds the secret.

@@ -167,9 +167,9 @@ class Prepared(NamedTuple):
     """The values that are computed from the public files.
 
     Attributes:
-        plan: of the execution.
-        domain: its groups; shards: ranges of them.
-        lookup: of its records.
+        plan: the plan of the execution.
+        domain: the groups of the plan; shards: ranges of these groups.
+        lookup: finds the region and iterations of a record.
         published: totals that choose the detail of households, ``None`` for persons.
     """
 

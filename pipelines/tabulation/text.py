@@ -170,7 +170,7 @@ def read_blocks(
     """Yield the rows of a public file, some megabytes at a time.
 
     Args:
-        columns: that the header must have, in this order.
+        columns: the columns that the header must have, in this order.
         faults: takes what is wrong: the file, its header, its lines.
         more: whether further columns are allowed, anywhere; they are ignored.
     """

@@ -143,7 +143,7 @@ def finished(
 
     Args:
         pairs: pairs of the part, from all pieces of the input.
-        run_id: that was charged; inputs: digest of the counts of all parts.
+        run_id: run id of the charge; inputs: digest of the counts of all parts.
     """
     parameters = setup.plan.parameters
     table, level = parameters.tables[part.table], setup.domain.levels[part.shard.level]

@@ -68,7 +68,7 @@ class Gaussian(NamedTuple):
 
     Attributes:
         plan_hash: returns the plan hash of the charge.
-        registered: with charge and answer in the account; otherwise by a run with a store.
+        registered: whether charge and answer are in the account; otherwise a run has a store.
     """
 
     plan_hash: Callable[[], str]

@@ -141,7 +141,7 @@ def compared(planned: Planned, guarantee: Guarantee, folder: Path) -> dict[str, 
 
     Args:
         planned: the workload with its Gaussian strategy.
-        guarantee: in epsilon and delta.
+        guarantee: the guarantee as (epsilon, delta).
         folder: folder of solved strategies.
 
     Returns:

@@ -98,7 +98,7 @@ class Guarantee(NamedTuple):
 
     Attributes:
         mu: Gaussian-DP parameter; ``None`` for pure epsilon.
-        epsilon, delta: as asked for; ``None`` if mu was given.
+        epsilon, delta: the requested guarantee; ``None`` if mu was given.
         contributions: C, the most records of a unit that count.
     """
 

@@ -81,7 +81,7 @@ def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
     """Read a job's files.
 
     Args:
-        job: with the whole time as one window; its input columns are those of the domain.
+        job: a job whose one window is all time and whose input has the domain's columns.
 
     Raises:
         DpstreamError: the files cannot be read.

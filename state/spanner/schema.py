@@ -188,7 +188,7 @@ def create_identity(
     """Write the identity, or return the one that is there.
 
     Args:
-        calibrate: its calibration, asked for only if none is there.
+        calibrate: makes the run's calibration; called only if none is stored.
     """
     if calibrate is not None:
         begun = begun_identity(database)

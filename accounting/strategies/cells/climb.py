@@ -139,7 +139,7 @@ def best_of(
     """Return the best of the points up to the first with a relative gap of at most ``tolerance``.
 
     Args:
-        primal: from a point to the error of its strategy, and what makes it.
+        primal: maps a point to (error of the point's strategy, data that define the strategy).
     """
     best: tuple[float, T] | None = None
     floor, certificate, steps = 0.0, tuple[Float64, ...](), 0

@@ -37,8 +37,8 @@ class PureStrategy(NamedTuple):
     """A product of one matrix for each axis.
 
     Attributes:
-        name: which kind was best.
-        factors: for each axis (rows, n).
+        name: the kind of the best strategy.
+        factors: the (rows, n) matrix of each axis.
     """
 
     name: str
@@ -144,7 +144,7 @@ def p_identity(gram: Float64, rows: int, start: int = 0) -> Float64:
     Args:
         gram: (n, n) V.
         rows: p.
-        start: which start.
+        start: number of the starting point.
     """
     size = len(gram)
     first = _scattered(rows * size, start)

@@ -326,7 +326,7 @@ class Solved(NamedTuple):
     """A strategy and what proves that it is good.
 
     Attributes:
-        error: its weighted total error, or its largest variance, at mu = 1.
+        error: the strategy's weighted total error, or its largest variance, at mu = 1.
         floor: lower bound of every strategy's.
         certificate: weights that prove the floor: (n,) of the cells, of a worst error of the
             queries too, for each axis of a product.

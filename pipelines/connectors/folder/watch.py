@@ -13,8 +13,9 @@ nothing was closed.
 
 **Settled**: a file is closed when it has lain unchanged for a while.
 
-What has been seen is a floor and some hundred (instant, digest of the name) above it, so that
-entries that turn up a little late are not lost, and a folder of a million files needs no more.
+The files that were read are stored as an instant, up to which every entry was read, and some
+hundred (instant, digest of the name) after it: entries that are listed a little late are not lost,
+and a folder of a million files needs no more.
 
 **Closing files** (`close_files`) writes the next marker, whole or not at all.  It is to be called
 by one producer at a time after its files are complete.  Files are closed by this call: their rows

@@ -241,7 +241,7 @@ class KafkaSink(ReadableSink):
     """A topic.
 
     Args:
-        servers, topic, options: as in the job.
+        servers, topic, options: those of the job.
         timeline: the public time axis, by which a row's text names its window.
     """
 

@@ -342,7 +342,7 @@ class ReadKafka(beam.PTransform):  # type: ignore[misc]
     """The messages of a topic: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its columns and ``batch_rows`` are used.
+        job: the job, of which columns and ``batch_rows`` are used.
         kafka: the topic.
         topic_id: the topic's own id; the run fails if it becomes another one.
         begin: micros; messages appended before are not read.

@@ -208,7 +208,7 @@ class ReadPubSub(beam.PTransform):  # type: ignore[misc]
     """The messages of a subscription: outputs ``records`` and ``dead_letter``.
 
     Args:
-        job: its source, columns and ``batch_rows`` are used.
+        job: the job, of which source, columns and ``batch_rows`` are used.
         again: the run is begun again on its store.
         ack_deadline: of the subscription, in seconds.
         backpressure: keeps it from running ahead of the releases.

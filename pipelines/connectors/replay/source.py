@@ -70,7 +70,7 @@ class Recording(NamedTuple):
     """The parameters that an index is made from: hashable, the same on every machine.
 
     Attributes:
-        pieces: in manifest order (see `pipelines.connectors.files.source.pieces`).
+        pieces: all pieces, in manifest order (see `pipelines.connectors.files.source.pieces`).
         stamp: the column of stamps; ``columns``: all that are read.
         begin, end: stamps are clipped to these instants.
         batch_rows: most rows of a part.
