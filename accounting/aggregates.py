@@ -152,12 +152,12 @@ def needs_bounds(aggregate: Aggregate, where: str) -> None:
             f"kind '{aggregate.kind}' needs a column and public bounds",
             "add column = '...' and bounds = [low, high]",
         )
-    sizes = (*aggregate.bounds, aggregate.grid)
-    if not all(map(limits.has_usable_size, sizes)) or aggregate.grid <= 0:
+    sizes = all(map(limits.has_usable_size, aggregate.bounds))
+    if not sizes or not 0 < aggregate.grid < math.inf:
         raise UsageError(
             where,
             f"bounds must be finite, each 0 or of a size from {limits.LEAST_SIZE:g} to "
-            f"{limits.MOST_SIZE:g}, and grid positive and of such a size",
+            f"{limits.MOST_SIZE:g}, and grid finite and positive",
             "correct them",
         )
     if aggregate.bounds[0] > aggregate.bounds[1]:

@@ -52,6 +52,8 @@ DEVICE = Cause(
     "check the disk (`dmesg`) and its quota, then run the same command again",
 )
 MEMORY = Cause("there is not enough memory", "free memory, then run the same command again")
+_IN_THE_WAY = Cause("a file is at its path, or above it", "choose another path", choice=True)
+_LINK = Cause("a link at its path leads to no folder", "correct or remove the link", choice=True)
 _CANNOT_WRITE = "cannot be written"
 #: What no other cause fits.
 UNKNOWN = Cause("the system refused", "check the path, the disk and the rights")
@@ -215,11 +217,12 @@ def require_folder(field: str, folder: Path) -> None:
     Raises:
         RunError: a file is at its path or above it, or this user may not write there.
     """
-    place = folder
-    while not place.exists() and not place.is_symlink() and place != place.parent:
-        place = place.parent
-    cause = None if place.is_dir() else _CAUSES[errno.EEXIST]
+    place, cause = folder, None
     with file_errors(field, _CANNOT_WRITE):
+        while not place.exists() and not place.is_symlink() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            cause = _LINK if place.is_symlink() else _IN_THE_WAY
         if cause is None and os.statvfs(place).f_flag & os.ST_RDONLY:
             cause = READ_ONLY
         if cause is None and not os.access(place, os.W_OK | os.X_OK):

@@ -398,7 +398,8 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             added = column.kind != "mean"
             cuts[each.name] = cut_of(each, estimate, what, (0, made.rows), 1.0, added)
         if column.automatic and column.name in chosen:
-            what = {"count": "rows", "variance": "squares"}.get(column.kind, "values")
+            of_kind = {"count": "rows", "var": "squares", "stddev": "squares"}
+            what = of_kind.get(column.kind, "values")
             each, estimate = estimates[column.name]
             if made.low is None or made.high is None:
                 raise InvariantError("made.low is not None and made.high is not None")

@@ -287,12 +287,12 @@ def _check_quantiles(column: QueryColumn, where: str) -> None:
 
 def _check_values(column: QueryColumn, where: str) -> None:
     low, high = column.low, column.high
-    sizes = () if low is None or high is None else (low, high, column.grid)
+    sizes = () if low is None or high is None else (low, high)
     if low is None or high is None or not low < high or not all(map(limits.has_usable_size, sizes)):
         raise UsageError(
             f"{where}.bounds",
             f"must be two numbers, the lower one first, each 0 or of a size from "
-            f"{limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g}, and the grid of such a size",
+            f"{limits.LEAST_SIZE:g} to {limits.MOST_SIZE:g}",
             "write e.g. (0, 100)",
         )
     lo, hi = column.grid_bounds()

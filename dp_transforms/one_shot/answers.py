@@ -25,7 +25,7 @@ from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, qu
 from dpstream.dp_transforms.one_shot.partials import Bounded, Totals
 
 Float64 = npt.NDArray[np.float64]
-#: Name of the noise of selection; no column is called so (a space).
+#: Name of the noise of selection; the noise of columns begins with another name.
 SELECTION = b"selection of groups"
 
 

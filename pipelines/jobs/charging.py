@@ -79,10 +79,8 @@ def _check_begin(
     if new and folder is not None and folder_used(folder):
         again = f"type {fresh_command(job)}, which moves the old releases away"
         raise lost_store("sink.path", f"an empty folder; or {again}")
-    if identity is None:
-        for field, place in (("sink.path", folder), ("dead_letter", job.sink.dead_letter)):
-            if place is not None:
-                require_folder(field, Path(place))
+    if identity is None and folder is not None:
+        require_folder("sink.path", folder)
     seen = ledger_seen(job)
     if job.ledger is None:
         if seen is not None and not fresh:
@@ -227,7 +225,7 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
         identity=unit_of(job).text,
         periods=plan.timeline.periods,
         together=together(plan),
-        label=job.name,
+        label=job.name or msgspec.UNSET,
     )
 
 

@@ -321,7 +321,7 @@ def _setting(option: str, text: str) -> tuple[_Field, Any]:
 
 def _check_place(where: str, field: _Field) -> None:
     written = ".".join(field)
-    if not any(pattern.fullmatch(written) for pattern in PLACES):
+    if len(field) < 3 or not any(pattern.fullmatch(written) for pattern in PLACES):
         raise UsageError(
             where,
             f"{written} is not a place: an environment changes where data, secret, store, account "

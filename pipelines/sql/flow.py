@@ -35,7 +35,7 @@ from dpstream.state.numbers import numbers, values_of
 
 #: Rows of a batch between stages.
 BATCH_ROWS = 50_000
-#: Columns on the way; no column of a table is called so (a space).
+#: Columns on the way; no column of a table has a colon in its name.
 _SHARD, _ID = "dpstream:shard", "dpstream:id"
 #: (shard or bucket, (number of a table or side, rows)).
 Routed = tuple[int, tuple[int, pa.RecordBatch]]

@@ -39,9 +39,8 @@ from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.ownership import Validator, equalities, select_list, type_of
 from dpstream.pipelines.statements.statement import UNFORESEEN
 from dpstream.pipelines.tables.catalog import Table, Tables
+from dpstream.pipelines.tables.columns import ROW
 
-#: The number of a row in its batch: no column that a text can name is called so.
-ROW = "row:number"
 #: Types whose values are equal only if they are the same bytes, in DuckDB as in the proof.
 KEYED = {
     exp.DType.BIGINT,

@@ -44,13 +44,12 @@ from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, Sour
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.row_local import (
     KEYED,
-    ROW,
     RowTables,
     numbered,
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.columns import TYPES, UNIT_TYPES, file_columns, kind_of
+from dpstream.pipelines.tables.columns import ROW, TYPES, UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.closing import Closing
 

@@ -34,8 +34,11 @@ UNIT_TYPES: dict[FieldType, str] = {
     "bytes": "BYTES",
 }
 MAX_COLUMNS = 1024
+#: The number of a row in its batch, a column of the program in streams: no column of a table is
+#: called so.  The digest of a stream's query has the name.
+ROW = "row number"
 #: Names of columns, which statements write in backticks where they are no plain words.  Quotes, the
-#: point of a path and the colon of the program's own columns are in none.
+#: point of a path and the colon of the program's other columns are in none.
 _NAME = re.compile(r"\w[\w /()#%&+$€°-]*")
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
@@ -127,7 +130,7 @@ def usable_names(names: Iterable[str]) -> list[str]:
 def _is_usable(name: str) -> bool:
     """Return whether statements can use a column's name; DuckDB ignores the case of ASCII alone."""
     same = all(character.isascii() or character.lower() == character for character in name)
-    return same and _NAME.fullmatch(name) is not None
+    return same and _NAME.fullmatch(name) is not None and name.lower() != ROW
 
 
 def _parquet(where: str, place: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from dpstream.state.connecting import CONNECT_SECONDS, connecting
 from dpstream.state.private_log import what_next
 
 #: A first row fixes the types of SQLite's columns, which have none of their own; it is told by a
-#: column that no table has (a space).
+#: column that no table has (a colon).
 SENTINEL = '"dpstream:first"'
 _SQLITE: dict[str, tuple[str, str]] = {
     "INT64": ("CASE WHEN typeof({c}) = 'integer' THEN {c} END", "0"),

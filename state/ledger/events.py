@@ -184,7 +184,7 @@ class Charge(
             before it is in an account, where ``regions`` has the instant, and in accounts of older
             builds.  A charge that a recovery adds has the instant of the charge that it repeats.
         label: public name of what was run: the job, the tables of a statement, the census tables;
-            empty where it has no name.  A session's charge names its analyst instead.
+            absent where it has no name.  A session's charge names its analyst instead.
         epoch: 0, or how often the run was restored without a replay.
 
     Raises:
@@ -205,7 +205,7 @@ class Charge(
     rho: float | None = None
     regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
     at: int | msgspec.UnsetType = msgspec.UNSET
-    label: str = ""
+    label: str | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         noise = (self.mu or 0.0, self.rho or 0.0)

@@ -11,10 +11,10 @@ embed the one in the other, and a wider table of the head file takes its place w
 it.  Else recovery is refused, and changes nothing: what was spent in dimensions that the account's
 table does not have cannot be charged to its points.
 
-Receipts and requests are not in the chain.  So every charge of a question whose receipt the account
-has not is closed: its answer may have been shown, and whoever asks the question again is charged
-again.  Where somebody without this head file has got another answer for it meanwhile, two were
-shown, and it is charged a second time.
+Receipts and requests are not in the chain.  So a charge is closed where the account has its request
+and no receipt, and where the chain has its receipt and the account no request: its answer may have
+been shown, and whoever asks the question again is charged again.  Where somebody without this head
+file has got another answer for it meanwhile, two were shown, and it is charged a second time.
 """
 
 import bisect

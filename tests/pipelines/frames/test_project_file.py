@@ -75,14 +75,15 @@ def test_it_is_charged_once(place: Place) -> None:
 
 
 def test_it_costs_what_the_jobs_run_costs(place: Place) -> None:
-    """But for the run ids the two entries are the same."""
+    """But for run ids and the job's name the two entries are the same."""
     stream(place, account=account(place))
     (one,) = place.entries()
     shutil.rmtree(place.folder / "book")
     begin(place.job())
     (other,) = place.entries()
     assert one.run_id != other.run_id
-    assert msgspec.structs.replace(one, run_id=other.run_id, at=other.at) == other
+    own = {name: getattr(other, name) for name in ("run_id", "at", "label")}
+    assert msgspec.structs.replace(one, **own) == other
 
 
 def test_the_secret_comes_with_the_account(place: Place) -> None:

@@ -104,9 +104,9 @@ def test_without_noise_it_is_duckdb_s_own_answer(
 def test_columns_may_have_any_name_in_backticks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shards: int
 ) -> None:
-    """Of spaces, signs and upper case, also those that the program once used itself."""
+    """Of spaces, signs and upper case; only the name of the program's own column is taken."""
     without_noise(monkeypatch)
-    names = {"uid": "User ID", "page": "row number", "seconds": "cost (€/min)", "n": "1st #"}
+    names = {"uid": "User ID", "page": "Row Number #", "seconds": "cost (€/min)", "n": "1st #"}
     answers = list[Any]()
     for folder, named in ((tmp_path / "plain", {}), (tmp_path / "named", names)):
         folder.mkdir()

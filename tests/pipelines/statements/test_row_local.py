@@ -5,13 +5,12 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.statements.row_local import (
-    ROW,
     RowTables,
     numbered,
     row_query,
 )
 from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.columns import TYPES
+from dpstream.pipelines.tables.columns import ROW, TYPES
 
 _ROWS = {"uid": "INT64", "page": "STRING", "x": "FLOAT64", "n": "INT64", "d": "NUMERIC"}
 _TABLES = RowTables(

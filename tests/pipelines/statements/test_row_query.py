@@ -318,17 +318,17 @@ def test_units_times_and_positions_are_those_of_the_row(tmp_path: Path) -> None:
 #: Each is a text that no validator passes: what it gives depends on other rows, or rows multiply.
 #: A text that reads the columns of those below.
 _READ = "SELECT page, n AS x FROM visits"
-_BASE = 'SELECT "row:number", page, TRY_CAST(n AS BIGINT) AS x FROM "arrived rows" AS v'
+_BASE = 'SELECT "row number", page, TRY_CAST(n AS BIGINT) AS x FROM "arrived rows" AS v'
 _MULTIPLIED = _BASE + " JOIN (VALUES (1), (2)) AS t(a) ON true"
-_STRANGE = 'SELECT "row:number" + 100000, page, 1 AS x FROM "arrived rows"'
+_STRANGE = 'SELECT "row number" + 100000, page, 1 AS x FROM "arrived rows"'
 _WINDOW = (
-    'SELECT "row:number", page, SUM(TRY_CAST(n AS BIGINT)) OVER (ORDER BY "row:number") AS x '
+    'SELECT "row number", page, SUM(TRY_CAST(n AS BIGINT)) OVER (ORDER BY "row number") AS x '
     'FROM "arrived rows"'
 )
 
 
 @pytest.mark.parametrize(
-    "sql", [_MULTIPLIED, _STRANGE, _BASE.replace('"row:number"', "NULL::BIGINT")]
+    "sql", [_MULTIPLIED, _STRANGE, _BASE.replace('"row number"', "NULL::BIGINT")]
 )
 def test_a_query_that_multiplies_rows_is_caught(sql: str, tmp_path: Path) -> None:
     job = with_text(tmp_path, _READ)

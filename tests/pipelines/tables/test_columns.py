@@ -46,7 +46,8 @@ def test_declared_types_are_in_one_case() -> None:
 @pytest.mark.parametrize(
     "declared",
     [None, {}, {"a": "INT64", "A": "INT64"}, {"a.b": "INT64"}, {"a": "JSON"}, {"a:b": "STRING"},
-     {"": "INT64"}, {" a": "INT64"}, {'a"b': "INT64"}, {"a`b": "INT64"}, {"Ärzte": "INT64"},
+     {"": "INT64"}, {" a": "INT64"}, {'a"b': "INT64"}, {"a`b": "INT64"},
+     {"Row Number": "INT64"}, {"Ärzte": "INT64"},
      {f"c{n}": "BOOL" for n in range(MAX_COLUMNS + 1)}],
 )  # fmt: skip
 def test_declared_types_that_cannot_be_used(declared: dict[str, str] | None) -> None:
