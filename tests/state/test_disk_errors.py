@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.errors import RunError
 from dpstream.state.disk_errors import (
     FULL,
     MEMORY,
     MISSING,
+    RIGHTS,
     UNKNOWN,
     cause_at,
     cause_of,
     file_error,
     memory_error,
     out_of_memory,
+    require_folder,
 )
 
 GOLDEN = Path(__file__).with_name("disk_errors.txt")
@@ -38,6 +41,24 @@ def test_what_each_number_means() -> None:
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
     assert "/secret" not in text
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_its_cause(tmp_path: Path) -> None:
+    """A file at the path or above it, and a link that leads to no folder, have different fixes."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    errors = list[RunError]()
+    for place in ("file", "file/below/it", "link", "link/below"):
+        with pytest.raises(RunError) as error:
+            require_folder("sink.path", tmp_path / place)
+        errors.append(error.value)
+    assert [error.fix == errors[0].fix for error in errors] == [True, True, False, False]
+    assert not {error.fix for error in errors} & {RIGHTS.fix, MISSING.fix}
+    assert all(error.field == "sink.path" and "nowhere" not in str(error) for error in errors)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "good").symlink_to(tmp_path / "folder")
+    for place in ("folder", "folder/new/below", "good/new", "new"):
+        require_folder("sink.path", tmp_path / place)
 
 
 def test_an_error_without_a_number() -> None:

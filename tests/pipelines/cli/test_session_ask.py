@@ -119,6 +119,8 @@ def test_a_union_is_free(tmp_path: Path) -> None:
     text = called("ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union").output
     assert "of 2 parts" in text and text.endswith("free\n")
     refused(3, "ask", *table, "--where", "a < 2", "--union")
+    for beside in (("--by", "a"), ("--from", "half"), ("--ticket", "t.json")):
+        refused(2, "ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union", *beside)
 
 
 def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:

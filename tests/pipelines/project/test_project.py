@@ -80,6 +80,13 @@ def test_what_a_plan_promises_is_no_place(tmp_path: Path, environment: str, sett
         load_project(path)  # also where it is not chosen
 
 
+@pytest.mark.parametrize("field", ['"job.daily.store"', 'job."daily.store"'])
+def test_quotes_make_no_place_of_a_name(tmp_path: Path, field: str) -> None:
+    path = write_project(tmp_path, more=f'[env.prod]\n{field} = "x.db"\n')
+    with pytest.raises(UsageError):
+        load_project(path, "prod")
+
+
 def test_a_trial_changes_any_field(tmp_path: Path) -> None:
     path = write_project(tmp_path)
     project = load_project(path, tries=["job.daily.contributions=80", "job.daily.window=12 hours"])
