@@ -209,7 +209,7 @@ def unreadable(field: str, error: OSError) -> UsageError:
 def require_folder(field: str, folder: Path) -> None:
     """Refuse a folder in which no file can be made, whether it is there or will be made.
 
-    A charge follows, so what is known now is not left to the first write.
+    The charge comes before the first write, so the write would notice this too late.
 
     Args:
         field: the public name of the folder.

@@ -127,7 +127,7 @@ def check_remote(job: Job) -> None:
 
 
 def start_job(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the job without waiting, or describe it, by public names and options, unstarted."""
+    """Start the job and do not wait; a dry run describes it by public names and options."""
     job = load_job(project, own.name, environment=own.environment)
     check_remote(job)
     beam_flags = dataflow.flags(beam_args, job.source.unbounded)

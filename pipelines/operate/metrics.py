@@ -132,7 +132,7 @@ class _Table(Collector):
                 name, deliveries.since_passed if after else deliveries.since_trigger_time
             )
         plan, last = self._job.plan, deliveries.last_instant
-        # What is no counter of telemetry: its label ("": none), and a value for each of the label.
+        # Metrics that are no counters of telemetry: name of the label ("": none), values by label.
         others: dict[str, tuple[str, dict[str, float]]] = {
             "dpstream_plan_info": ("plan_hash", {plan.hash: 1}),
             "dpstream_trigger_interval_seconds": (

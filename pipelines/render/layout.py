@@ -84,9 +84,9 @@ def with_interval(value: Any, low: Any, high: Any) -> str:
         plain = f"{number:,.{max(0, digits)}f}"
         return plain.rstrip("0").rstrip(".") if "." in plain else plain
 
-    rounding = 1.0 if isinstance(value, int) else 0.0
-    middle = high + low - 2 * value if isinstance(value, float | int) else 0.0
-    if abs(middle) > max(rounding, 0.02 * (high - low)):
+    rounding = 0.5 if isinstance(value, int) else 0.0
+    is_number = isinstance(value, float | int)
+    if is_number and abs((low + high) / 2 - value) > max(rounding, 0.02 * half):
         return f"{text(value)} [{text(low)}, {text(high)}]"
     return f"{text(value)} ±{human(half)}"
 

@@ -77,7 +77,7 @@ def _accuracy(
 
 def _family(family: dict[str, Any]) -> str:
     noise = [
-        f"{column['name']} {part['what']} sd{_bound(part)} {part['sd']:.4g}"
+        f"{column['name']} {part['what']} sd{_at_most(part)} {part['sd']:.4g}"
         + ("" if part["times"] is None else f" times {part['times']}")
         for column in family["columns"]
         for part in column["parts"]
@@ -87,8 +87,11 @@ def _family(family: dict[str, Any]) -> str:
     return "; ".join(["taken" if family["taken"] else "not taken", *noise])
 
 
-def _bound(part: dict[str, Any]) -> str:
-    """Return that a multiple of a chosen bound is a bound: a count of one a unit has less noise."""
+def _at_most(part: dict[str, Any]) -> str:
+    """Return the words before noise that is a multiple of a chosen bound.
+
+    A count of at most one record per unit has less noise than that.
+    """
     return "" if part["times"] is None else " at most"
 
 
@@ -109,7 +112,7 @@ def _noise(column: dict[str, Any]) -> str:
     if column["null_below"] is not None:
         note += f"; NULL if fewer than about {column['null_below']} units have a value"
     parts = [
-        f"{_OF[part['what']]} sd{_bound(part)} {part['sd']:.4g}, 95% within {part['within']:.4g}"
+        f"{_OF[part['what']]} sd{_at_most(part)} {part['sd']:.4g}, 95% within {part['within']:.4g}"
         + ("" if part["times"] is None else f", both times {part['times']}")
         for part in column["parts"]
     ]

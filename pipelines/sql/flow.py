@@ -104,7 +104,7 @@ def _owned(
     if column is not None:
         own = Own(task, column)
         return rows | f"Own{number}" >> beam.ParDo(own).with_output_types(pa.RecordBatch)
-    via = required(table.via, "via is there")
+    via = required(table.via, "the table has a path to its unit")
     pairs = sorted((theirs, mine) for mine, theirs in via.on)
     sides = [
         (owned[via.table], via.table, tuple(theirs for theirs, _ in pairs)),

@@ -360,7 +360,7 @@ def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
     check_types(job, arranged.new)
     files = (*arranged.earlier, *arranged.new)
     if noted is None:
-        passes = Passes(()).next(arranged.digests, required(upto, "upto is there"))
+        passes = Passes(()).next(arranged.digests, required(upto, "a new pass has an end"))
     elif not arranged.new and (upto is None or upto == noted.done):
         return Due(JoinedFiles(job, files, (), arranged.first), noted, noted)
     else:

@@ -326,8 +326,8 @@ class SqliteLedger(Ledger):
             before, entries = self._checked, len(self._history.digests)
             try:
                 yield
-                sums = required(self._checked, "self._checked is there").sums
-                if sums != required(before, "before is there").sums:
+                sums = required(self._checked, "a transaction has read the sums").sums
+                if sums != required(before, "a transaction begins at checked sums").sums:
                     put_seal(self._db, sums)
                 self._db.execute("COMMIT")
             except BaseException:
@@ -480,7 +480,7 @@ class SqliteLedger(Ledger):
         return self._checked.sums[table]
 
     def _moved(self, table: str, total: int) -> None:
-        checked = required(self._checked, "self._checked is there")
+        checked = required(self._checked, "a transaction has read the sums")
         self._checked = checked._replace(sums={**checked.sums, table: total})
 
 

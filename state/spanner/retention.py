@@ -442,13 +442,13 @@ def _expire_page(
         return None
     units = UnitRows.of([b64decode(row[1]) for row in rows], layout)
     goes = units.records["trigger_time"] <= trigger_time
-    left = np.bincount(units.owner[~goes], minlength=len(rows))
-    ended = (units.until <= trigger_time) & (left == 0)
+    records_per_unit = np.bincount(units.owner[~goes], minlength=len(rows))
+    ended = (units.until <= trigger_time) & (records_per_unit == 0)
     changed = np.zeros(len(rows), np.bool_)
     changed[units.owner[goes]] = True
     gone = units.gone.copy()
     np.add.at(gone, units.owner[goes], units.records["pairs"][goes].astype(np.int64))
-    remaining, end = units.records[~goes], np.cumsum(left)
+    remaining, end = units.records[~goes], np.cumsum(records_per_unit)
     fresh = units.fresh
     if fresh is not None:
         fresh = fresh.copy()
@@ -459,7 +459,7 @@ def _expire_page(
         [
             part,
             as_text(rows[n][0]),
-            cell(heads[n] + remaining[end[n] - left[n] : end[n]].tobytes()),
+            cell(heads[n] + remaining[end[n] - records_per_unit[n] : end[n]].tobytes()),
         ]
         for n in np.flatnonzero(changed & ~ended).tolist()
     ]

@@ -429,11 +429,11 @@ class SpannerStore(SpannerRetention, Store):
         all of its rows would look like a part: progress that has not moved since excludes it.
         """
         reached = self._reached(part, window)
-        while left := self._rows_of_steps(part, window, (reached or 0) + 1):
+        while rows_by_step := self._rows_of_steps(part, window, (reached or 0) + 1):
             before, reached = reached, self._reached(part, window)
             if reached == before:
                 break
-        return reached, left
+        return reached, rows_by_step
 
     def _rows_of_steps(self, part: int, window: int, first: int) -> dict[int, int]:
         """Rows in ``Steps`` of every step from ``first`` on that has any."""
