@@ -19,12 +19,15 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import RECORD, Charge, Created, Event, Limit, TableNamed
 from dpstream.state.ledger.open import (
     AccountPlace,
+    create_account,
     ledger_exists,
     make,
     open_path,
     place_below,
     read_ledger,
 )
+from dpstream.state.ledger.sqlite import AccountStorage
+from dpstream.state.sqlite.database import sqlite3
 
 ID = "0acc0acc0acc0acc"
 LIMIT = (4.0, 1e-6)
@@ -43,6 +46,26 @@ def create(
     elif limit is not None:
         set_limit(path, limit)
     return AccountPlace(str(path), data_set, id_)
+
+
+def created(path: str | Path, limit: Limit = LIMIT) -> Created:
+    """An account as `dpstream account create` makes it."""
+    return create_account(path, "flights", "user", "string", limit)
+
+
+def unsynced(ledger: Ledger) -> Ledger:
+    """The account in a file, which is not synced: the disk is not what is tested."""
+    assert isinstance(ledger.storage, AccountStorage)
+    ledger.storage.db.execute("PRAGMA synchronous = OFF")
+    return ledger
+
+
+def shorten(path: str | Path, rows: int) -> None:
+    """Make an account's file what it was after its first rows, as a backup of it is."""
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM log WHERE number > ?", (rows,))
+        last = "(SELECT digest FROM log WHERE number = ?)"
+        db.execute(f"UPDATE log SET digest = {last} WHERE number = 0", (rows,))
 
 
 def set_limit(path: str | Path, limit: Limit) -> None:

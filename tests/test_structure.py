@@ -405,7 +405,7 @@ ALLOWED = {
     "state/ledger/events.py": ["secrets.token_hex", "time.time_ns"],
     "state/spanner/commits.py": ["secrets.token_hex"],
     "state/ledger/lineage.py": ["secrets.token_hex"],
-    "state/ledger/spanner.py": ["secrets.token_hex", "secrets.token_hex"],
+    "state/ledger/spanner.py": ["secrets.token_hex"],
     # A draft's name and its age where it cannot be locked; never what is in it.
     "state/durable.py": ["secrets.token_hex"],
     "state/locks.py": ["time.time", "secrets.token_hex"],

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.errors import InvariantError, PolicyError
-from dpstream.state.ledger.contract import Ledger, StoredRequest
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
+from dpstream.state.ledger.log import StoredRequest
 
 Part = TypeVar("Part")
 #: What digests are of.

@@ -1,20 +1,18 @@
-"""The interface of a data set's account, for every kind of storage.
+"""The account of a data set, on every kind of storage.
 
 There is one account for each data set: what every run spent per unit; a charge beyond the limit,
-which is a part of the account, is refused.  The rules are here; a subclass stores rows
-(``state.ledger.sqlite``, ``state.ledger.spanner``).  ``state.ledger.answers`` and
-``state.ledger.lineage`` use the same rows: the answers that were charged once, and which copy of a
-store may continue.
+which is a part of the account, is refused.  The rules are here; the log of the account
+(``state.ledger.log``) is in a file or in a database (``state.ledger.sqlite``,
+``state.ledger.spanner``).  ``state.ledger.answers`` and ``state.ledger.lineage`` use the same log:
+the answers that were charged once, and which copy of a store may continue.
 
 Every store notes the end of the chain as it last saw it: an account that no longer has that entry
 (truncated, restored from a backup, another file) is refused by ``refuse_older``.
 """
 
-import abc
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +22,6 @@ from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.events import (
     Charge,
-    Event,
     Head,
     Limit,
     LimitChanged,
@@ -32,45 +29,16 @@ from dpstream.state.ledger.events import (
     now_micros,
 )
 from dpstream.state.ledger.head import HeadFile, end_of
-from dpstream.state.ledger.history import Accept, History
+from dpstream.state.ledger.history import Accept
+from dpstream.state.ledger.log import LedgerMovedError, Log
 
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
 _PAUSE_SECONDS = 0.2
 
 
-class LedgerMovedError(Exception):
-    """Signals that another process changed the account since the transaction began.
-
-    Nothing was written.
-    """
-
-
-class StoredRequest(NamedTuple):
-    """A request and the decision on it.
-
-    Attributes:
-        grant: what may be read, stored with the charge.
-        receipt: the receipt, if it was answered.
-        digest: binds the receipt to its charge.
-        view: what was computed from the receipt when it was first asked; view_digest: binds it.
-    """
-
-    run_id: str
-    request: str
-    grant: bytes
-    receipt: bytes | None
-    digest: str | None
-    view: bytes | None = None
-    view_digest: str | None = None
-
-
-class Ledger(abc.ABC):
+class Ledger(Log):
     """The account of one data set.
-
-    A subclass must guarantee: what a ``transaction`` changes is atomic, durable when it ends, and
-    isolated in the account; it never returns something else than what was written (which is refused
-    as damaged).
 
     Attributes:
         head_file: head file of the process that opened it (`state.ledger.head`); ``None``: none.
@@ -78,69 +46,9 @@ class Ledger(abc.ABC):
 
     head_file: HeadFile | None = None
 
-    # --- how it is kept --------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def transaction(self) -> contextlib.AbstractContextManager[None]:
-        """Run one atomic, durable and isolated change; an error in the block changes nothing.
-
-        Raises:
-            LedgerMovedError: at its end, in a storage that detects other processes' changes instead
-                of preventing them.
-            PolicyError: the account is damaged.
-        """
-
-    @abc.abstractmethod
-    def history(self) -> History:
-        """Return the checked events as of now; the caller must not change them."""
-
-    @abc.abstractmethod
-    def append(self, event: Event) -> None:
-        """Add an event to the end of the chain, in a transaction."""
-
-    @abc.abstractmethod
-    def tokens(self, run_id: str) -> dict[str, str | None]:
-        """Return the tokens of a run, of whatever data set, each with the one it was to replace."""
-
-    @abc.abstractmethod
-    def add_token(self, run_id: str, token: str, previous: str | None) -> None:
-        """Add a token, in a transaction."""
-
-    @abc.abstractmethod
-    def drop_token(self, run_id: str, token: str) -> None:
-        """Remove an existing token, in a transaction."""
-
-    @abc.abstractmethod
-    def request_of(self, run_id: str) -> StoredRequest | None:
-        """Return the request that a run was charged for."""
-
-    @abc.abstractmethod
-    def requests_alike(self, request: str) -> list[StoredRequest]:
-        """Return all requests of a fingerprint, in the order of their charges."""
-
-    @abc.abstractmethod
-    def ask(self, run_id: str, request: str, grant: bytes = b"") -> None:
-        """Add a request without a receipt, in a transaction."""
-
-    @abc.abstractmethod
-    def unanswered(self) -> list[str]:
-        """Return the runs whose request has no receipt, including closed ones."""
-
-    @abc.abstractmethod
-    def answer(self, run_id: str, receipt: bytes, digest: str) -> None:
-        """Store the receipt of a request that has none, and append the receipt's entry to the
-        chain,
-        in a transaction.
-        """
-
-    @abc.abstractmethod
-    def put_view(self, run_id: str, view: bytes, digest: str) -> None:
-        """Store the view of an answered request that has none, in a transaction."""
-
-    # --- what holds for every ledger -------------------------------------------------------------
-
     def close(self) -> None:
         """Close the account and its head file."""
+        super().close()
         if self.head_file is not None:
             self.head_file.close()
 

@@ -1,8 +1,9 @@
 """The events of an account, and the hash chain that they form.
 
-An account is one append-only chain.  Its first entry describes the account (`Created`); every later
-entry is a new limit, a charge, the digest of a receipt, the id of a table, wider dimensions of its
-table, or what a recovery closed.  An entry's digest covers the digest before it, so that an edited
+The events of an account are one append-only chain; `state.ledger.log` stores them, with all else
+that an account has.  The first entry describes the account (`Created`); every later entry is a new
+limit, a charge, the digest of a receipt, the id of a table, wider dimensions of its table, or what
+a recovery closed.  An entry's digest covers the digest before it, so that an edited
 entry, or one removed from the middle, is noticed, and the number and digest of the last entry
 (`Head`) cover everything that was charged and answered.
 
@@ -19,12 +20,6 @@ Ids of runs, accounts and tables are random (`new_run_id`, `new_id`): no key det
 (edge by edge, int64, deflated, base64), because a batch can have thousands.  The account's chain
 covers the packed text, and the order of the boxes is a part of it: a replay charges the same boxes
 in the same order.
-
-**Damage** to any row is detected by sums.  Each table of an account has a sum, modulo 2^128, of
-digests of its rows, each bound to all of its columns: a row that is changed, lost or added changes
-the sum, and a transaction updates it from the rows that it changes alone.  Opening an account adds
-all rows up and compares the sums with those that the last transaction sealed.  The threat is
-damage, not somebody who can write to the account, as everywhere in `state.seals`.
 """
 
 import base64
@@ -34,7 +29,7 @@ import math
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -45,7 +40,6 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
 from dpstream.accounting.regions.embedding import Embedding
-from dpstream.state.seals import digest_at, place_of
 
 #: ``closed``: the boxes are closed for ever, nothing is paid.
 RegionKind = Literal["epsilon", "rho", "closed"]
@@ -59,17 +53,6 @@ Limit = tuple[float, float]
 RECORD = "record"
 #: Characters of an id.
 _ID = 16
-#: Columns of each table, as they are added up.
-COLUMNS = {
-    "entries": "seq, name, entry, digest",
-    "tokens": "run_id, token, previous",
-    "requests": "run_id, request, granted, receipt, digest, view, view_digest",
-}
-_PLACES = {table: place_of(f"ledger {table}") for table in COLUMNS}
-_MODULUS = 2**128
-_ROW_ENCODER = msgspec.msgpack.Encoder()
-#: Sum of each table.
-Sums = dict[str, int]
 
 
 class RegionCharge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -365,35 +348,15 @@ def is_id(text: str) -> bool:
     return len(text) == _ID and all(c in "0123456789abcdef" for c in text)
 
 
-def name_of(event: Event) -> str | None:
-    """Return the name of a charge, which can be charged once only; other events have none."""
-    return event.name if isinstance(event, Charge) else None
-
-
 def text_of(event: Event) -> str:
     """Return the account's text of an event, whichever kind of number a caller used."""
     read = _DECODER.decode(msgspec.json.encode(event))
     return msgspec.json.encode(read, order="sorted").decode()
 
 
-def event_of(text: str) -> Event:
-    """Return the event of an entry's text.
-
-    Raises:
-        PolicyError: this program does not know its form.
-    """
-    try:
-        event: Event = _DECODER.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
-        raise PolicyError(
-            "account.path", "holds an entry of another form", "use the program that wrote it"
-        ) from None
-    return event
-
-
 def chained(previous: str, text: str) -> str:
     """Return the digest of an entry, which covers that of the entry before it."""
-    joined = "\0".join((previous, text)).encode(errors="surrogateescape")
+    joined = "\0".join((previous, text)).encode()
     return hashlib.blake2b(joined, digest_size=16, person=b"dpstream-account").hexdigest()
 
 
@@ -414,27 +377,6 @@ def now_micros() -> int:
 def new_id() -> str:
     """Return 64 random bits: the lasting id of an account, or of a table of the program."""
     return new_run_id()[:16]
-
-
-def sum_of(table: str, rows: Iterable[tuple[object, ...]], begin: int = 0) -> int:
-    """Return the sum of rows added to one.
-
-    Raises:
-        PolicyError: a text is no longer valid.
-    """
-    place, total = _PLACES[table], begin
-    try:
-        for row in rows:
-            packed = _ROW_ENCODER.encode(row)
-            total += int.from_bytes(digest_at(place, 0, packed), "big")
-    except UnicodeError:
-        raise damaged() from None
-    return total % _MODULUS
-
-
-def sum_without(table: str, rows: Iterable[tuple[object, ...]], begin: int) -> int:
-    """Return the sum without rows that were in it."""
-    return (begin - sum_of(table, rows)) % _MODULUS
 
 
 def damaged() -> PolicyError:

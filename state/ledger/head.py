@@ -49,6 +49,7 @@ from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import PRIVATE, put_entry, sweep, sync
 from dpstream.state.ledger.events import Event, Head, chained, text_of
 from dpstream.state.ledger.history import History
+from dpstream.state.ledger.log import TokensChanged
 from dpstream.state.locks import held_on
 from dpstream.state.seals import sealed_text, unsealed_text
 
@@ -68,15 +69,6 @@ class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     end: int
     version: int = 1
-
-
-class _Tokens(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="tokens"
-):
-    """What an account accepts of a run's store."""
-
-    run_id: str
-    tokens: dict[str, str | None]
 
 
 class _Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="cut"):
@@ -154,7 +146,7 @@ class HeadFile:
             PolicyError: they are; or the file is damaged.
         """
         texts = [text for text in self._log()[1] if text.startswith('{"event":"tokens"')]
-        lines = (msgspec.json.decode(text, type=_Tokens) for text in texts)
+        lines = (msgspec.json.decode(text, type=TokensChanged) for text in texts)
         history = [line.tokens for line in lines if line.run_id == run_id]
         if is_older(tokens, history):
             raise self.older_error()
@@ -187,8 +179,8 @@ class HeadFile:
         head, texts = self._log()
         chain = Chain([], [], {})
         for text in texts:
-            line = msgspec.json.decode(text, type=Event | _Tokens | _Cut)
-            if isinstance(line, _Tokens):
+            line = msgspec.json.decode(text, type=Event | TokensChanged | _Cut)
+            if isinstance(line, TokensChanged):
                 chain.tokens.setdefault(line.run_id, []).append(line.tokens)
             elif isinstance(line, _Cut):
                 del chain.events[line.seq :], chain.digests[line.seq :]
@@ -270,7 +262,8 @@ class HeadFile:
         texts = [] if cut is None else [_text(_Cut(cut))]
         texts += [text_of(event) for event in events]
         texts += [
-            _text(_Tokens(run_id, dict(tokens_of_run))) for run_id, tokens_of_run in tokens.items()
+            _text(TokensChanged(run_id, dict(tokens_of_run)))
+            for run_id, tokens_of_run in tokens.items()
         ]
         end = last.end
         if texts and not writes:
@@ -350,7 +343,7 @@ def end_of(account: History) -> Head:
     return Head(account.created.id, len(account.digests), account.digests[-1])
 
 
-def _text(line: _Tokens | _Cut) -> str:
+def _text(line: TokensChanged | _Cut) -> str:
     return msgspec.json.encode(line).decode()
 
 

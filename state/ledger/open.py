@@ -150,7 +150,7 @@ def place_below(folder: Path, path: str) -> str:
             "name a file, or 'spanner://PROJECT/INSTANCE/DATABASE'",
         )
     require("spanner", "account.path")
-    from dpstream.state.ledger.tables import of_ledger
+    from dpstream.state.ledger.spanner import of_ledger
     from dpstream.state.spanner.client import parse
 
     with of_ledger():
@@ -172,8 +172,7 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
         RunError: it cannot be opened, or another process holds it for very long.
     """
     _refuse_tracked(place)
-    ledger = _kind_of(place.path).opened(place.path, looking)
-    return _ready(ledger, place, looking, recovering)
+    return _ready(_opened(place.path, looking), place, looking, recovering)
 
 
 def _refuse_tracked(place: AccountPlace) -> None:
@@ -185,7 +184,11 @@ def _refuse_tracked(place: AccountPlace) -> None:
 
 def open_path(path: str | Path, recovering: bool = False) -> Ledger:
     """Open the account at a path, whatever its id is; raises as ``open_ledger`` does."""
-    return _ready(_kind_of(path).opened(path), path, not recovering, recovering)
+    return _ready(_opened(path), path, not recovering, recovering)
+
+
+def _opened(path: str | Path, looking: bool = False) -> Ledger:
+    return Ledger(_kind_of(path).AccountStorage(path, looking))
 
 
 def _ready(
@@ -263,7 +266,7 @@ def typed(path: Path) -> str:
 def _kind_of(path: str | Path) -> Any:
     """Return the module of an account's kind.
 
-    Both have ``opened``, ``create``, ``is_there`` and ``read_entries``.
+    Both have ``AccountStorage``, ``create`` and ``is_there``.
     """
     if file_of(path) is not None:
         from dpstream.state.ledger import sqlite
@@ -298,19 +301,27 @@ def check_place(place: AccountPlace, created: Created) -> None:
 def create_account(
     path: str | Path, data_set: str, unit: str, type_: FieldType, limit: Limit | None
 ) -> Created:
-    """Make a new account.
+    """Make a new account, or return the one that the same call has made and nobody has used.
+
+    So a command that was stopped behind the creation can be typed again.
 
     Args:
         unit, type_: name and type of the privacy unit.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
 
     Raises:
-        UsageError: there is one already, or it may not be made there.
+        UsageError: there is another one already, or it may not be made there.
         PolicyError: another program's data is there.
         RunError: it cannot be reached.
     """
     created = Created(new_id(), data_set, unit, type_, limit)
     check_names(data_set, created.id)
+    if ledger_exists(path):
+        first, *later = [entry.event for entry in read_ledger(path)]
+        if isinstance(first, Created) and not later:
+            created = msgspec.structs.replace(created, id=first.id)
+        if first == created:
+            return created
     make(path, created)
     return created
 
@@ -338,8 +349,8 @@ def read_ledger(path: str | Path) -> list[Entry]:
     Raises:
         UsageError, PolicyError, RunError: it is absent, a broken one, or cannot be read.
     """
-    entries: list[Entry] = _kind_of(path).read_entries(path)
-    return entries
+    with contextlib.closing(_opened(path)) as ledger:
+        return ledger.history().entries
 
 
 def read_history(place: AccountPlace, seen: Head | None = None) -> History:

@@ -151,10 +151,13 @@ def create_tables(database: Database) -> bool:
 
 
 def make_tables(database: Database, ddl: str, owner: str) -> bool:
-    """Create any tables as ``create_tables`` does.
+    """Create any tables as ``create_tables`` does; a creation that was interrupted goes on.
 
     Args:
         ddl: DDL statements of the tables; owner: words for what has them, for errors.
+
+    Raises:
+        PolicyError: some tables are missing where other tables are.
     """
     wanted = [s.strip() for s in ddl.split(";") if s.strip()]
     if not administered(database.exists):
@@ -163,16 +166,13 @@ def make_tables(database: Database, ddl: str, owner: str) -> bool:
         return True
     administered(database.reload)
     there = {d.split()[2] for d in database.ddl_statements if d.startswith("CREATE TABLE")}
-    tables = [s.split()[2] for s in wanted if s.startswith("CREATE TABLE")]
-    missing = [table for table in tables if table not in there]
-    if there and missing:
+    missing = [s for s in wanted if s.split()[2] not in there]
+    if missing and there - {s.split()[2] for s in wanted}:
         raise PolicyError(
-            "store",
-            "the database holds other tables, or a part of the schema only",
-            f"give {owner} a database of its own",
+            "store", "the database holds other tables", f"give {owner} a database of its own"
         )
     if missing:
-        administered(lambda: database.update_ddl(wanted).result(300))
+        administered(lambda: database.update_ddl(missing).result(300))
     return bool(missing)
 
 

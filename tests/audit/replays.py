@@ -8,7 +8,6 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.events import Charge
-from dpstream.state.ledger.sqlite import put_seal
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 
@@ -96,11 +95,17 @@ class Place(NamedTuple):
             db.execute(statement)
         db.close()
 
-    def seal_ledger(self) -> None:
-        """Give a ledger that was changed by hand the digest of what it holds now."""
+    def rows(self) -> int:
+        """Rows of the account's log."""
         with sqlite3.connect(self.folder / "book" / "ledger.db") as db:
-            put_seal(db)
+            [(rows,)] = db.execute("SELECT max(number) FROM log")
         db.close()
+        return int(rows)
+
+    def shorten_ledger(self, rows: int) -> None:
+        """Make the account what it was after its first rows, and lose its head file."""
+        accounts.shorten(self.folder / "book" / "ledger.db", rows)
+        self.lose_head()
 
 
 def new_place(folder: Path, users: int = 60) -> Place:

@@ -26,7 +26,6 @@ from dpstream.accounting.regions.space import Budget, Integer
 from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
 from dpstream.state.ledger import balances, orders
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
-from dpstream.state.ledger.sqlite import SqliteLedger
 from tests import accounts
 from tests.state.ledger.region_conformance import Payer
 
@@ -103,9 +102,9 @@ def paths(folder: Path, many: int, grid: int = 1, cap: int = 1_000, steps: int =
     for number in range(many):
         rng, model = np.random.default_rng(number), table(grid, cap)
         records, answers, loss = Records(rng, model, steps), list[int](), 0.0
-        ledger = accounts.of_records(folder / f"{grid} {cap} {number}.db", "tiny")
-        assert isinstance(ledger, SqliteLedger)
-        ledger._db.execute("PRAGMA synchronous = OFF")
+        ledger = accounts.unsynced(
+            accounts.of_records(folder / f"{grid} {cap} {number}.db", "tiny")
+        )
         account, lean = Payer(ledger, model, RULES), int(rng.choice(3, p=[0.4, 0.4, 0.2]))
         for step in range(steps):
             question = query(rng, model, answers)

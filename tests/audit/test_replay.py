@@ -166,19 +166,15 @@ def older_elsewhere(place: Place) -> None:
 
 def older_ledger(place: Place) -> None:
     """The ledger's backup, without the last entries and without what was accepted since."""
-    place.sql("book/ledger.db", "DELETE FROM entries WHERE seq > 1")
-    place.sql("book/ledger.db", "DELETE FROM tokens")
-    place.seal_ledger()
-    place.lose_head()
+    place.shorten_ledger(1)
 
 
 def shorter_ledger(place: Place) -> None:
     """The ledger loses another run's charge, which this run's store has seen."""
+    rows = place.rows()
     place.run(store="second", sink="out2")
     place.run()
-    place.sql("book/ledger.db", "DELETE FROM entries WHERE seq = 3")
-    place.seal_ledger()
-    place.lose_head()
+    place.shorten_ledger(rows)
 
 
 def ledger_left_out(place: Place) -> None:

@@ -79,8 +79,8 @@ def bench(folder: Path, entries: int, repeats: int, zcdp: bool) -> dict[str, Any
 
         def durable() -> None:
             db.execute("BEGIN IMMEDIATE")
-            row = ("bench", str(next(number)))
-            db.execute("INSERT OR REPLACE INTO account_meta VALUES (?, ?)", row)
+            row = (b"bench", str(next(number)).encode())
+            db.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?)", row)
             db.execute("COMMIT")
 
         timings["durable_row"] = least(durable, repeats)

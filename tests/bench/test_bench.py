@@ -1,6 +1,5 @@
 """The parts of the benchmarks that measure nothing: fits, missing peers, errors of counts."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.state.ledger.sqlite import lines
-from dpstream.state.sqlite.database import sqlite3
+from dpstream.state.ledger.open import read_ledger
 from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, week
 from tests.bench.shape import statements
 from tests.oracle.simulation import table1_records
@@ -186,9 +184,8 @@ def test_figures_off_their_record_are_named() -> None:
 def test_a_bench_of_an_account_charges_what_it_says(tmp_path: Path) -> None:
     bench_figures = ledger.bench(tmp_path, 40, 2, zcdp=True)
     assert bench_figures["entries"] == 40 and bench_figures["charge"]["cpu_ms"] > 0
-    with contextlib.closing(sqlite3.connect(tmp_path / "40-True.db")) as db:
-        # How it was made; one to compose, two by the one, one and four by both in turn.
-        assert len(list(lines(db))) == 1 + 40 + 1 + 2 + 1 + 4
+    # How it was made; one to compose, two by the one, one and four by both in turn.
+    assert len(read_ledger(tmp_path / "40-True.db")) == 1 + 40 + 1 + 2 + 1 + 4
 
 
 def test_statements_are_counted_without_imports_and_docstrings() -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from click.testing import CliRunner
-from google.cloud.spanner import KeySet
 
 import dpstream
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
@@ -29,8 +28,6 @@ from dpstream.pipelines.tables.registration import register
 from dpstream.state import open as stores
 from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.events import Charge, TableNamed
-from dpstream.state.ledger.tables import COLUMNS_OF
-from dpstream.state.spanner.client import connect
 from tests import accounts, emulator
 from tests.faults.filecalls.commands import COMMANDS, STATEMENT
 from tests.faults.processes import files
@@ -43,6 +40,7 @@ from tests.pipelines.tabulation.executing import content, executed
 from tests.pipelines.tabulation.office import office
 from tests.pipelines.test_spanner_job import call, write_job
 from tests.pipelines.tuning import asking as tuning
+from tests.state.ledger.places import Contents, in_database
 
 LIMIT = (21.0, 0.011)
 
@@ -228,24 +226,6 @@ def test_a_session(tmp_path: Path, url: str) -> None:
     assert accounts.charges(config.base / "ledger.db") == []
 
 
-def rows_of(url: str) -> dict[str, list[Any]]:
-    """All rows of an account's database, as an export has them."""
-    with connect(url).snapshot(multi_use=True) as snapshot:
-        return {
-            table: list(snapshot.read(table, columns, KeySet(all_=True)))
-            for table, columns in COLUMNS_OF.items()
-        }
-
-
-def put_back(url: str, rows: dict[str, list[Any]]) -> None:
-    """The database as an earlier export has it."""
-    with connect(url).batch() as batch:
-        for table in reversed(COLUMNS_OF):
-            batch.delete(table, KeySet(all_=True))
-        for table in filter(rows.get, COLUMNS_OF):
-            batch.insert(table, COLUMNS_OF[table], rows[table])
-
-
 def by_a_function(url: str, *options: str) -> Outcome:
     """A DataFrame function, whose account no file names."""
     types = {"user": pa.int64(), "page": pa.string(), "time": pa.string()}
@@ -289,18 +269,18 @@ def test_a_database_that_was_restored(
     accounts.create(url, "d", (40.0, 1e-5), "user", "int")
     first = ask(url)
     assert first.code == 0, first.stderr
-    commit, exported = AnswerLog.commit, list[dict[str, list[Any]]]()
+    commit, exported = AnswerLog.commit, list[Contents]()
 
     def exporting(register: AnswerLog, *answer: Any) -> None:
         """Between the charge and its receipt."""
-        exported.append(rows_of(url))
+        exported.append(in_database(url).contents())
         commit(register, *answer)
 
     with mock.patch.object(AnswerLog, "commit", exporting):
         assert ask(url, "--as-of", "May").code == 0
     assert ask(url, "--fresh").code == 0 and len(charges(url)) == 3
     assert [path.parent for path in tmp_path.rglob("*.head")] == [tmp_path / head]
-    put_back(url, exported[0])
+    in_database(url).put_back(exported[0])
     assert len(charges(url)) == 2
     refused = ask(url)
     command = re.search(r"`(dpstream account recover [^`]+)`", refused.stderr)

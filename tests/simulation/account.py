@@ -215,13 +215,13 @@ def sabotage(name: str) -> None:
     from dpstream.state.ledger.history import History
 
     if name == "no sync":
-        real = sqlite.SqliteLedger.transaction
+        real = sqlite.AccountStorage.reading
 
-        def unsynced(ledger: Any) -> Any:
-            ledger._db.execute("PRAGMA synchronous = OFF")
-            return real(ledger)
+        def unsynced(storage: Any, writes: bool) -> Any:
+            storage.db.execute("PRAGMA synchronous = OFF")
+            return real(storage, writes)
 
-        mock.patch.object(sqlite.SqliteLedger, "transaction", unsynced).start()
+        mock.patch.object(sqlite.AccountStorage, "reading", unsynced).start()
     elif name == "no limit":
         mock.patch.object(History, "check", lambda *_: None).start()
     elif name == "no head":

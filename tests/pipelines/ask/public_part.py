@@ -6,13 +6,14 @@
 import contextlib
 import io
 import re
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.state.ledger.events import Received, text_of
+from tests import accounts
 from tests.pipelines.ask.kinds import ACCOUNT, Kind, Outcome, left
 
 #: Keyed by rows that they may not name: digests of released bytes, and of all that has those.
@@ -59,23 +60,16 @@ def _of_file(name: str, data: bytes, selects: bool) -> object:
 def account(selects: bool) -> list[object]:
     """All that the account holds: of charges and requests every byte."""
     out = list[object]()
-    with contextlib.closing(sqlite3.connect(ACCOUNT)) as db:
-        tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        for [table] in tables:
-            rows = db.execute(f"SELECT * FROM {table}")
-            names = [column[0] for column in rows.description]
-            for row in rows:
-                of = {n: v for n, v in zip(names, row, strict=True) if not n.endswith("digest")}
-                if table == "tokens":  # they are random
-                    of = {"run_id": of["run_id"]}
-                if of.get("name") == "seal":
-                    of["value"] = shape(of["value"])
-                if '"event":"receipt"' in of.get("entry", ""):
-                    of["entry"] = re.sub('"digest":"[0-9a-f]{32}"', "", of["entry"])
-                of["entry"] = re.sub(r'"at":\d+', "", of.get("entry", ""))  # the time
-                for name in {"receipt", "view"} & {n for n in of if of[n] is not None}:
-                    of[name] = _of_answer(of[name], selects)
-                out.append((table, of))
+    with contextlib.closing(accounts.opened(ACCOUNT)) as ledger:
+        out.append(len(ledger.storage.rows(0)))
+        for entry in ledger.history().entries:
+            text = re.sub(r'"at":\d+', "", text_of(entry.event))  # the time
+            out.append(shape(text) if isinstance(entry.event, Received) else text)
+        for charge in ledger.entries():
+            out.append(len(ledger.tokens(charge.run_id)))  # they are random
+            stored = ledger.request_of(charge.run_id) or ()
+            answer = [part for part in (*stored[3:4], *stored[5:6]) if isinstance(part, bytes)]
+            out.append((stored[:3], *(_of_answer(part, selects) for part in answer)))
     return out
 
 

@@ -27,7 +27,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.ask import sequence
 from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.events import Created
+from dpstream.state.ledger.events import Created, Received
 from dpstream.state.ledger.open import make
 from tests import accounts
 from tests.faults.one_noise import Attempt, copied, recorded_noise, reused
@@ -39,7 +39,6 @@ from tests.pipelines.ask.kinds import (
     ROWS,
     Kind,
     Outcome,
-    account_of,
     emptied,
     fix_of,
     left,
@@ -262,7 +261,7 @@ def test_fresh_continues_what_was_cut_off(kind: Kind, tmp_path: Path) -> None:
 
 def answered() -> bool:
     """Whether the account has an answer."""
-    return any('"event":"receipt"' in line for line in account_of(ACCOUNT))
+    return any(isinstance(event, Received) for event in accounts.events(ACCOUNT))
 
 
 RUNNERS = {

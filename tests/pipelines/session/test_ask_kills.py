@@ -15,13 +15,13 @@ from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import regions
 from dpstream.state.ledger.answers import Answer, AnswerLog
-from dpstream.state.ledger.sqlite import SqliteLedger
+from dpstream.state.ledger.contract import Ledger
 from tests.pipelines.session.small import config_at
 
 #: What is killed, and whether its charge stands: before the end of the transaction nothing does.
 FAULTS: dict[str, tuple[Any, str, bool]] = {
     "decision": (regions, "planned", False),
-    "append": (SqliteLedger, "append", False),
+    "append": (Ledger, "append", False),
     "charge": (AnswerLog, "begin", True),
     "scan": (drawing, "answered", True),
     "draw": (sequence, "drawn", True),

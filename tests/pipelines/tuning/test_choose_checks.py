@@ -13,7 +13,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.sqlite import SqliteLedger
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401
@@ -99,9 +99,8 @@ def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
     done(choose(project))
     made = load_job(project, "new")
     for sql in (
-        "UPDATE requests SET receipt = NULL",
-        "DELETE FROM requests",
-        "DELETE FROM entries",
+        "DELETE FROM blobs",
+        "DELETE FROM log WHERE number > 0",
     ):
         with sqlite3.connect(account(project)) as db:
             db.execute(sql)
@@ -116,7 +115,7 @@ def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
 
 def test_an_uncharged_one_is_caught(project: Path) -> None:
     with (
-        mock.patch.object(SqliteLedger, "append"),
+        mock.patch.object(Ledger, "append"),
         mock.patch.object(AnswerLog, "_is_of_kind", lambda *_: True),
         mock.patch.object(AnswerLog, "_digest", lambda *_: "0" * 32),
     ):

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.state.ledger import lineage as tokens
+from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import open_path
-from dpstream.state.ledger.sqlite import SqliteLedger
+from dpstream.state.ledger.sqlite import AccountStorage
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import Store
@@ -62,13 +63,17 @@ class Starter(threading.Thread):
     def run(self) -> None:
         self._go.acquire()
         try:
-            self.end = enter(*self.paths, self.stop_at)
+            self.end = self.act()
         except Died:
             self.end = "died"
         except BaseException as error:  # shown by the scheduler, in the test's thread
             self.end = f"failed: {error!r}"
         self.gate = None
         self._paused.release()
+
+    def act(self) -> str:
+        """What it does; how it ended."""
+        return enter(*self.paths, self.stop_at)
 
     def step(self) -> None:
         self._go.release()
@@ -81,7 +86,7 @@ def enter(
     """``tokens.enter`` on real files, with gates; how it ended."""
     inside = False
 
-    class GatedLedger(SqliteLedger):
+    class GatedLedger(Ledger):
         @contextlib.contextmanager
         def transaction(self) -> Iterator[None]:
             nonlocal inside
@@ -103,11 +108,10 @@ def enter(
             at("swap", False)
             return super().renew_token(old, new)
 
-    ledger = GatedLedger(ledger_path)
+    ledger = accounts.unsynced(GatedLedger(AccountStorage(ledger_path)))
     store: Store = GatedStore(store_path, KEY_SCHEMA, STREAMS)
     # The order of writes is tested here, not the disk.
-    for db in (ledger._db, store._db):  # type: ignore[attr-defined]
-        db.execute("PRAGMA synchronous = OFF")
+    store._db.execute("PRAGMA synchronous = OFF")  # type: ignore[attr-defined]
     try:
         tokens.enter(ledger, store, CHARGE)
         return "settled"

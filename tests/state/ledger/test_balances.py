@@ -26,7 +26,6 @@ from dpstream.state.ledger import balances, regions
 from dpstream.state.ledger.balances import Balances, moved, region_of, widen, widened
 from dpstream.state.ledger.events import Charge, RegionCharge, packed
 from dpstream.state.ledger.regions import RegionAccount
-from dpstream.state.ledger.sqlite import SqliteLedger
 from dpstream.state.seals import sealed_text
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, some_boxes
@@ -143,10 +142,7 @@ class Place:
         self.ledger, self.file, self.data_set = folder / "l.db", folder / "account.npz", data_set
 
     def open(self) -> Any:
-        ledger = accounts.of_records(self.ledger, self.data_set)
-        assert isinstance(ledger, SqliteLedger)
-        ledger._db.execute("PRAGMA synchronous = OFF")  # the disk is not what is tested
-        return ledger
+        return accounts.unsynced(accounts.of_records(self.ledger, self.data_set))
 
     def fill(self, entries: int, seed: int = 0, model: SessionTable | None = None) -> None:
         """Charges, with snapshots on the way."""

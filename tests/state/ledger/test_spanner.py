@@ -1,32 +1,36 @@
-"""The ledger in Spanner: what every ledger must pass, lost answers, kills, damage."""
+"""The account in Spanner: who is first, pieces, how it is made, lost answers, many processes.
 
+What holds for every storage is in test_log.py.
+"""
+
+import contextlib
 import os
+import random
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpstream.accounting.composition import within
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger import contract
-from dpstream.state.ledger.contract import LedgerMovedError
-from dpstream.state.ledger.lineage import begun_epoch, enter, promise
-from dpstream.state.ledger.open import open_path
-from dpstream.state.ledger.tables import Replica
+from dpstream.state.ledger.lineage import enter
+from dpstream.state.ledger.log import LedgerMovedError
+from dpstream.state.ledger.open import ledger_exists, open_path, read_ledger
+from dpstream.state.ledger.spanner import DDL
 from dpstream.state.spanner import client
 from dpstream.state.spanner.client import commit, connect
+from dpstream.state.spanner.schema import create_tables, make_tables
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts, emulator
 from tests.faults.unsure import Network
 from tests.lanes import few_first
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
-from tests.state.ledger.conformance import SCENARIOS, Asker, Open, charge, limits, rows
+from tests.state.ledger.conformance import Asker, Open, charge
 from tests.state.ledger.starters import CHARGE
 from tests.state.ledger.test_sqlite import DELTA, EPSILON, most
 from tests.state.ledger.test_sqlite import charge as gaussian
@@ -35,22 +39,6 @@ from tests.state.ledger.test_sqlite import charge as gaussian
 @pytest.fixture
 def again(url: str) -> Open:
     return lambda: open_path(url)
-
-
-# --- what every ledger must pass -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_register(again: Open, scenario: Callable[[Open, type[Asker]], None]) -> None:
-    scenario(again, Asker)
-
-
-def test_rows(again: Open) -> None:
-    rows(again)
-
-
-def test_limits(again: Open) -> None:
-    limits(again)
 
 
 def test_two_that_decide_at_once(again: Open) -> None:
@@ -75,7 +63,9 @@ def test_two_that_decide_at_once(again: Open) -> None:
     assert one.transact(overtaken) is False and tried == [2, 3]
 
 
-def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_fence_they_overspend(
+    again: Open, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sabotaged: whoever is told that another was first goes on with a number of its own."""
     one, two = again(), again()
     real, numbers = commit, iter(range(100, 200))
@@ -85,9 +75,11 @@ def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.Monke
             self._batch = batch
 
         def insert(self, table: str, columns: Any, row_values: Any) -> None:
-            if table in ("LedgerCommits", "LedgerEntries"):
-                row_values = [(next(numbers), *row[1:]) for row in row_values]
-            self._batch.insert(table, columns, row_values)
+            rows = [(next(numbers), *row[1:]) for row in row_values]
+            self._batch.insert(table, columns, rows)
+
+        def insert_or_update(self, *rows: Any) -> None:
+            self._batch.insert_or_update(*rows)
 
     monkeypatch.setattr(
         "dpstream.state.ledger.spanner.commit",
@@ -96,9 +88,9 @@ def test_without_the_fence_they_overspend(again: Open, monkeypatch: pytest.Monke
     with one.transaction():
         assert one.charge_within(charge(1, 3.5))
         assert two.charge(charge(2, 3.5))
-    with connect(emulator.url(one._db.database_id)).snapshot() as look:  # type: ignore[attr-defined]
-        [[charges]] = look.execute_sql("SELECT COUNT(Name) FROM LedgerEntries")
-    assert charges == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *accounts.LIMIT)
+    with connect(url).snapshot() as look:
+        [[written]] = look.execute_sql("SELECT COUNT(*) FROM LedgerLog WHERE Number >= 100")
+    assert written == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *accounts.LIMIT)
 
 
 def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,40 +104,72 @@ def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.M
         one.transact(overtaken)
 
 
-def test_only_what_is_new_is_read(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = again(), again()
-    for run in range(5):
-        one.charge(charge(run, 0.1))
-    two.entries()
-    seen = list[int]()
-    real = Replica.add_entry
+def test_what_a_cell_does_not_take_lies_in_pieces(
+    again: Open, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and blobs: in order, and all of them."""
+    monkeypatch.setattr("dpstream.state.ledger.spanner.CELL_BYTES", 1_000)
+    draw = random.Random(0)
+    with contextlib.closing(again()) as one, contextlib.closing(again()) as two:
+        for run, receipt in ((1, draw.randbytes(2_500)), (2, b"")):
+            Asker(one, "sql").answered(charge(run), str(run), lambda _, r=receipt: r)  # type: ignore[misc]
+            done = two.request_of(charge(run).run_id)
+            assert done is not None and done.receipt == receipt
+        with one.transaction():
+            for _ in range(80):
+                one.append(charge(draw.getrandbits(128), 1e-6))
+        assert two.entries() == one.entries()
+    with connect(url).snapshot(multi_use=True) as look:
+        [[blobs]] = look.execute_sql("SELECT COUNT(*) FROM LedgerBlobs")
+        [[pieces]] = look.execute_sql("SELECT MAX(Piece) FROM LedgerLog")
+    assert blobs == 3 + 1 and pieces > 0  # no receipt and no grant are one blob
+    for table in ("LedgerBlobs", "LedgerLog"):
+        change = f"DELETE FROM {table} WHERE Piece = 1"
+        connect(url).run_in_transaction(lambda work, change=change: work.execute_update(change))
+        with pytest.raises(PolicyError, match=r"account\.path: is damaged"):
+            open_path(url)
 
-    def noted(self: Replica, *row: Any) -> Any:
-        seen.append(row[0])
-        return real(self, *row)
 
-    monkeypatch.setattr(Replica, "add_entry", noted)
-    promise(one, charge(7, 0.1))
-    Asker(one, "sql").answered(charge(8, 0.1), "asked", lambda _: b"rows")
-    assert seen == [7, 8, 9]
-    assert begun_epoch(two, charge(7).run_id) == -1 and seen == [7, 8, 9, 7, 8, 9]
-    answer = Asker(two, "sql").read(charge(8).run_id)
-    assert answer is not None and answer.receipt == b"rows" and len(seen) == 6
+def test_the_schema_file_is_the_schema() -> None:
+    text = (Path(__file__).parents[3] / "deploy" / "spanner" / "ledger.sql").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("--")]
+    assert "\n".join(lines).strip() == DDL.strip()
 
 
-def test_large_receipts_lie_in_pieces(again: Open, url: str) -> None:
-    large = bytes(range(256)) * (9 << 12)  # more than two cells
-    for run, receipt in ((1, large), (2, b"")):
-        register = Asker(again(), "sql")
-        begun = register.charged(charge(run), str(run))
-        run_id, charged = begun.run_id, begun.charged
-        register.commit(run_id, receipt)
-        done = register.read(run_id)
-        assert charged and done is not None and done.receipt == receipt
-        assert Asker(again(), "sql").read(run_id) == done
-    with connect(url).snapshot() as look:
-        [[pieces]] = look.execute_sql("SELECT COUNT(*) FROM LedgerBlobs WHERE Kind = 'receipt'")
-    assert pieces == 3 + 1
+def test_a_ledger_is_made_once_and_alone(running: None) -> None:
+    made = emulator.fresh_url()
+    assert not ledger_exists(made)
+    with pytest.raises(UsageError, match=r"account\.path: no such .*dpstream account create"):
+        open_path(made)
+    make_tables(connect(made), DDL.split(";")[0], "it")  # where a creation was stopped
+    assert not ledger_exists(made)
+    with pytest.raises(UsageError, match="no account is there"):
+        open_path(made)
+    created = accounts.created(made)
+    assert ledger_exists(made) and accounts.created(made) == created
+    open_path(made).charge(charge(1))
+    with pytest.raises(UsageError, match="is there already"):
+        accounts.created(made)
+    assert accounts.undated(accounts.charges(made)) == [charge(1)]
+    with pytest.raises(PolicyError, match="give the store a database of its own"):
+        create_tables(connect(made))
+    emulator.drop(made)
+    create_tables(connect(made))
+    with pytest.raises(PolicyError, match=r"account\.path.*give the account a database of its own"):
+        accounts.created(made)
+    with pytest.raises(UsageError, match="no such"):
+        open_path(made)
+    emulator.drop(made)
+
+
+def test_an_account_of_an_older_program_is_refused(running: None) -> None:
+    """Also by whoever would make another one in its place."""
+    url = emulator.fresh_url()
+    make_tables(connect(url), "CREATE TABLE LedgerCommits (N INT64) PRIMARY KEY (N)", "it")
+    for attempt in (open_path, read_ledger, lambda url: accounts.create(url, "flights")):
+        with pytest.raises(PolicyError, match=r"account\.path: was written by another version"):
+            attempt(url)
+    emulator.drop(url)
 
 
 # --- answers that are lost -----------------------------------------------------------------------
@@ -260,58 +284,3 @@ def test_processes_never_overspend(url: str, processes: int, many: int) -> None:
     assert len(entries) == most() == sum(int(out) for out, _ in done)
     assert step * processes // 2 > most() and within(entries, EPSILON, DELTA)
     assert len({e.run_id for e in entries}) == len(entries)
-
-
-KILLED = """
-import os, signal, sys
-from tests.state.ledger.conformance import Asker
-from dpstream.state.ledger import spanner
-from dpstream.state.ledger.open import open_path
-from tests.state.ledger.conformance import charge
-
-url, request, run, point = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-name, _, when = point.partition(" ")
-commits, real = [], spanner.commit
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def commit(database, fill):
-    commits.append(1)
-    mine = len(commits) == {"charge": 1, "receipt": 2}.get(name)
-    if mine and when == "before":
-        die()
-    real(database, fill)
-    if mine and when == "behind":
-        die()
-
-def draw(run_id):
-    if name == "draw":
-        die()
-    return ("first " + run_id).encode()
-
-spanner.commit = commit
-ledger = open_path(url)
-print(Asker(ledger, "sql").answered(charge(run), request, draw).receipt)
-"""
-KILLS = ("charge before", "charge behind", "draw", "receipt before", "receipt behind")
-
-
-@pytest.mark.parametrize(
-    "point",
-    [p if p in KILLS[1:4:2] else pytest.param(p, marks=pytest.mark.slow) for p in KILLS],
-)
-def test_kill_minus_nine(again: Open, url: str, point: str) -> None:
-    """What was charged is charged once, and goes on under its run id, with the same noise."""
-    process = started(KILLED, url, "asked", 1, point)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL, errors
-    paid = accounts.undated(accounts.charges(url))
-    assert paid == ([] if point == "charge before" else [charge(1)])
-    done = Asker(again(), "sql").answered(charge(2), "asked", lambda r: b"second")
-    assert done.charged is (point == "charge before")
-    assert done.run_id == charge(2 if done.charged else 1).run_id
-    assert done.receipt == (
-        f"first {done.run_id}".encode() if point == "receipt behind" else b"second"
-    )
-    assert len(accounts.charges(url)) == 1
