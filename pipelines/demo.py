@@ -42,7 +42,7 @@ from dpstream.pipelines.render.page import pages
 from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
 from dpstream.state.durable import make_folder
-from dpstream.state.ledger.open import PROJECT_FILE, create_account, open_path
+from dpstream.state.ledger.open import PROJECT_FILE, create_account, ledger_exists, open_path
 
 PUBLIC_ONLY = "True values can be shown only because this data is public."
 #: What the job clamps delays to, in minutes.
@@ -230,7 +230,7 @@ def read_flights() -> pa.Table:
 def _account(folder: Path) -> str:
     """Id of the demo's account, which is made if it is not there."""
     path = folder / "flights.account.db"
-    if path.exists():
+    if ledger_exists(path):
         with contextlib.closing(open_path(path)) as ledger:
             return ledger.id
     return create_account(path, "flights", "tailnum", "string", _LIMIT).id

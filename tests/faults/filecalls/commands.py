@@ -8,12 +8,13 @@ import contextlib
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpstream.state.ledger.events import Created
+from dpstream.state.ledger.open import open_path
 from tests import accounts
 from tests.faults.filecalls.server import FUNCTIONS, Ended, Server
 
@@ -259,6 +260,13 @@ def lines(*patterns: str) -> Callable[[Path, Ended], Any]:
     return read
 
 
+def created(folder: Path, ended: Ended) -> Any:
+    """The section of the project file that is printed, with the account's id replaced."""
+    [event] = accounts.events(folder / "new.db")
+    assert isinstance(event, Created)
+    return ended.stdout.replace(event.id, "ID")
+
+
 def nothing(_: Path, __: Ended) -> Any:
     """What a command leaves whose files differ from run to run; `Command.then` looks at them."""
 
@@ -338,8 +346,8 @@ def charges(process: Ended) -> int:
 
 def unanswered(path: Path) -> int:
     """How many charges of questions have no committed answer."""
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return int(db.execute("SELECT COUNT(*) FROM requests WHERE receipt IS NULL").fetchone()[0])
+    with contextlib.closing(open_path(path)) as ledger:
+        return len(ledger.unanswered())
 
 
 CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
@@ -451,7 +459,7 @@ COMMANDS: Mapping[str, Command] = {
                              done="is the store's number already", then=INFO),
     "state releases": Command(stream, ("state", "releases", "--out", "rel"),
                               released("rel"), (RUN,)),
-    "account create": Command(empty, CREATE, nothing, charged=None, repeats=False, done="is there"),
+    "account create": Command(empty, CREATE, created, charged=None),
     "account recover": Command(catalog, RECOVER, nothing,
                                (SQL, keep_answer, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
