@@ -1,23 +1,22 @@
 """The joint cost of several mechanisms on the same unit, each figure rounded up.
 
 A spend is Gaussian-DP (``mu``), zero-concentrated (``rho``) or plain (epsilon, delta); the first
-two may have a delta that their thresholds use on top.
+two may have a delta that their thresholds use on top.  ``Total`` has the sums.  What an account
+allows by them is decided by `accounting.filters`; this module computes the epsilon that is
+*reported* of charges whose kinds and sizes were fixed beforehand.
 
 **Gaussian and plain** (mechanism.md section 4, "one Gaussian-DP mechanism").  The Gaussian parts
-are one Gaussian mechanism, mu^2 = sum of mu_i^2 (adaptive composition; Smith and Thakurta 2022).  A
-plain (e, d) mechanism adds at most e to the privacy loss but with probability d, so that together
+are one Gaussian mechanism, mu^2 = sum of mu_i^2 (Dong, Roth and Su 2022).  A plain (e, d) mechanism
+adds at most e to the privacy loss but with probability d, so that together
 
     delta(epsilon) <= delta_G(epsilon - sum e_i; mu) + sum d_i + sum of threshold deltas.
 
 That is basic composition at the split which leaves the Gaussian part all of epsilon that the
 plain parts do not need.  It is never below the exact composition (tests: dp-accounting's
-privacy loss distributions), and exact for one plain mechanism without noise.  Many small plain
-spends would compose better; their owners may charge a mu of their own instead, or, without a
-delta, rho = epsilon^2 / 2 (Bun and Steinke 2016, proposition 1.4): a record that pays a pure
-budget and a zCDP budget has spent (rho + epsilon^2 / 2)-zCDP.
+privacy loss distributions), and exact for one plain mechanism without noise.
 
 **zCDP** (mechanism.md section 5, the discrete Gaussian "of zCDP claims").  The rho parts are one
-mechanism with the sum of their rho (Bun and Steinke 2016, lemma 2.3, adaptive).  A mu-GDP mechanism
+mechanism with the sum of their rho (Bun and Steinke 2016, lemma 2.3).  A mu-GDP mechanism
 is a function of N(0, 1) against N(mu, 1), so that it is mu^2/2-zCDP as well; nothing leads back: a
 rho-zCDP mechanism need not be sqrt(2 rho)-GDP, and is never counted as if it were.  With R =
 sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2020, proposition
@@ -29,11 +28,6 @@ sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2
 the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part like those above.
 Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part
 nothing differs from the first paragraph.
-
-**In any order.**  Spends may be interleaved, each question chosen by the answers before it: their
-composition is then concurrent, and costs no more (Vadhan and Zhang 2023).  That what is spent may
-be chosen on the way as well is proven for mu alone and for rho alone; where kinds are mixed, the
-theorems that are cited here take each kind's share of the limit as fixed beforehand.
 """
 
 import functools
@@ -42,9 +36,9 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-from dpstream.accounting.gaussian import bisected, cdp_delta, delta_of, epsilon_of, mu_of
+from dpstream.accounting.gaussian import bisected, cdp_delta, delta_of, epsilon_of
 
-#: Relative error allowed for sums of floats, squares and roots (a few ulps each).
+#: Relative error allowed for a sum, a logarithm or a root of floats (a few ulps each).
 _UP = 1 + 1e-12
 #: Steps of the search for the best split, and of a bisection.
 _SPLITS, _STEPS = 20, 60
@@ -90,6 +84,9 @@ class Total(NamedTuple):
             its parts.
         gauss: sum of mu^2; rho: sum of rho.
         plain: sum of the plain epsilons; extra: of the plain deltas and those of thresholds.
+        responses: sum of the Renyi divergences of randomised responses at the plain epsilons, of
+            the order ``order``, in nats.
+        order: Renyi order, above 1; fixed before the first spend.
     """
 
     spends: int = 0
@@ -98,31 +95,44 @@ class Total(NamedTuple):
     rho: Fraction = Fraction()
     plain: Fraction = Fraction()
     extra: Fraction = Fraction()
+    responses: Fraction = Fraction()
+    order: float = 2.0
 
-    def plus(self, spend: Spend) -> "Total":
-        """Return the total with one more spend."""
-        gauss, rho, plain, extra = self.gauss, self.rho, self.plain, self.extra
+    def plus(self, spend: Spend, times: int = 1) -> "Total":
+        """Return the total with one more spend, or several that are alike."""
+        gauss, rho, plain, extra, responses = self[2:7]
         if spend.mu is not None:
-            gauss += Fraction(spend.mu) ** 2
+            gauss += times * Fraction(spend.mu) ** 2
         if spend.rho is not None:
-            rho += _written(spend.rho)
+            rho += times * written(spend.rho)
         if spend.mu is None and spend.rho is None:
-            plain, extra = plain + _written(spend.epsilon), extra + _written(spend.delta)
+            plain, extra = (
+                plain + times * written(spend.epsilon),
+                extra + times * written(spend.delta),
+            )
+            responses += times * Fraction(divergence_of_response(spend.epsilon, self.order))
         if spend.threshold_delta:
-            extra += _written(spend.threshold_delta)
-        alone = None if self.spends else (spend.epsilon, spend.delta)
-        return Total(self.spends + 1, alone, gauss, rho, plain, extra)
+            extra += times * written(spend.threshold_delta)
+        alone = (spend.epsilon, spend.delta) if self.spends + times == 1 else None
+        return Total(self.spends + times, alone, gauss, rho, plain, extra, responses, self.order)
+
+    @property
+    def divergence(self) -> Fraction:
+        """Renyi divergence of all spends of the order ``order``, in nats, but for ``extra``.
+
+        mu-GDP is a function of N(0, 1) against N(mu, 1), whose divergence is order mu^2 / 2; that
+        of rho-zCDP is at most order rho; and a plain epsilon is a function of the randomised
+        response (Kairouz, Oh and Viswanath 2015).
+        """
+        return Fraction(self.order) * (self.gauss / 2 + self.rho) + self.responses
 
     @property
     def mu(self) -> float:
-        """mu of the Gaussian parts, rounded up."""
-        return math.sqrt(float(self.gauss)) * _UP
-
-    def within(self, epsilon: float, delta: float) -> bool:
-        """Return whether the spends together satisfy (epsilon, delta) per unit."""
-        if self.alone is not None and self.alone[0] <= epsilon and self.alone[1] <= delta:
-            return True
-        return any(bound <= _written(delta) for bound in self._deltas(epsilon))
+        """mu of the Gaussian parts, the least float that is not below it."""
+        mu = math.nextafter(math.sqrt(float(self.gauss)), 0.0)
+        while Fraction(mu) ** 2 < self.gauss:
+            mu = math.nextafter(mu, math.inf)
+        return mu
 
     def delta(self, epsilon: float) -> Fraction:
         """Return delta of the composition at epsilon; it may exceed 1."""
@@ -131,8 +141,8 @@ class Total(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon at which the parts spend no more than delta, rounded up."""
         if not self.gauss and not self.rho:
-            return float(self.plain) if self.extra <= _written(delta) else math.inf
-        left = math.nextafter(float(_written(delta) - self.extra), -math.inf)
+            return float(self.plain) if self.extra <= written(delta) else math.inf
+        left = math.nextafter(float(written(delta) - self.extra), -math.inf)
         if not 0 < left < 1:
             return math.inf
         if not self.rho:
@@ -158,7 +168,7 @@ class Total(NamedTuple):
 
     def _deltas(self, epsilon: float) -> Iterator[Fraction]:
         """Upper bounds of delta at epsilon, the cheapest first."""
-        left = _written(epsilon) - self.plain
+        left = written(epsilon) - self.plain
         if not self.gauss and not self.rho and left >= 0:
             yield self.extra
         else:
@@ -178,6 +188,23 @@ class Total(NamedTuple):
                 yield _least_of(
                     lambda x: delta_of(epsilon - x, mu) + _delta_of_rho(rho, x), epsilon
                 )
+
+
+@functools.lru_cache(maxsize=4096)
+def divergence_of_response(epsilon: float, order: float) -> float:
+    """Return the Renyi divergence of a randomised response at epsilon, rounded up, in nats.
+
+    Of all epsilon-DP mechanisms it has the largest: they are functions of it.  With p =
+    e^epsilon / (1 + e^epsilon) it is ln(p e^(b epsilon) + (1 - p) e^(-b epsilon)) / b for b = order
+    - 1.  So that nothing overflows, and a small epsilon keeps its digits, e^(b epsilon) is taken
+    out: b epsilon + ln(1 - (1 - p) (1 - e^(-2 b epsilon))).
+    """
+    more = order - 1
+    other = 1 / (1 + math.exp(min(epsilon, 700.0)))
+    inner = other * -math.expm1(-2 * more * epsilon)
+    # The difference of two terms, each with a few ulps of the larger one.
+    error = 16 * 2.0**-52 * (1 + 1 / more) * epsilon
+    return min(epsilon, (epsilon + math.log1p(-inner) / more) * _UP + error)
 
 
 def _delta_of_rho(rho: float, epsilon: float) -> float:
@@ -206,8 +233,8 @@ def _least_of(bound: Callable[[float], float], epsilon: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _written(figure: float) -> Fraction:
-    """A figure as a person writes it: ten times 0.1 is 1."""
+def written(figure: float) -> Fraction:
+    """Return a figure as a person writes it: ten times 0.1 is 1."""
     return Fraction(repr(float(figure)))
 
 
@@ -219,136 +246,11 @@ def total_of(spends: Sequence[Spend] | Total) -> Total:
 def epsilon_spent(spends: Sequence[Spend] | Total, delta: float) -> float:
     """Return the smallest epsilon at which the composition spends no more than delta, rounded up.
 
-    Infinite where even the parts of delta that no epsilon pays for exceed it.
+    It is a promise for charges whose kinds and sizes were fixed beforehand.  Infinite where even
+    the parts of delta that no epsilon pays for exceed it.
     """
     total = total_of(spends)
+    if not total.spends:
+        return 0.0
     own = [total.alone[0]] if total.alone is not None and total.alone[1] <= delta else []
     return min([*own, total.epsilon(delta)])
-
-
-def epsilon_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Return the largest plain epsilon (delta 0) of one more spend within (epsilon, delta)."""
-    return max(0.0, epsilon - total_of(spends).epsilon(delta))
-
-
-def mu_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Return the largest mu of one more Gaussian spend within (epsilon, delta), rounded down."""
-    total = total_of(spends)._replace(alone=None)
-    left_epsilon = math.nextafter(float(_written(epsilon) - total.plain), -math.inf)
-    left_delta = math.nextafter(float(_written(delta) - total.extra), -math.inf)
-    if not (left_epsilon > 0 and 0 < left_delta < 1):
-        return 0.0
-    most = mu_of(left_epsilon, left_delta)
-    if not total.rho:
-        return math.sqrt(max(0.0, most**2 - total.mu**2)) / _UP
-    return _most(
-        lambda mu: total._replace(gauss=total.gauss + Fraction(mu) ** 2), most, epsilon, delta
-    )
-
-
-def rho_left(spends: Sequence[Spend] | Total, epsilon: float, delta: float) -> float:
-    """Return the largest rho of one more zCDP spend within (epsilon, delta), rounded down."""
-    total = total_of(spends)._replace(alone=None)
-    # Where more would fit, delta is so large that nobody gives it.
-    return _most(
-        lambda rho: total._replace(rho=total.rho + _written(rho)), epsilon + 1.0, epsilon, delta
-    )
-
-
-def left_within(spends: Sequence[Spend] | Total, limit: tuple[float, float]) -> dict[str, float]:
-    """Return the largest cost of one more question within a limit.
-
-    Args:
-        spends: what is charged so far.
-        limit: (epsilon, delta) of everything together.
-
-    Returns:
-        Each if nothing else is charged any more: ``epsilon`` of noise without delta, ``mu`` of
-        Gaussian noise, ``rho`` of zCDP.
-    """
-    return {
-        "epsilon": epsilon_left(spends, *limit),
-        "mu": mu_left(spends, *limit),
-        "rho": rho_left(spends, *limit),
-    }
-
-
-#: More charges of one kind than any account holds.
-_MOST_CHARGES = 1 << 40
-
-
-def times_left(spends: Sequence[Spend] | Total, spend: Spend, epsilon: float, delta: float) -> int:
-    """Return how many more spends like ``spend`` fit into (epsilon, delta), at most 2^40."""
-    total, one = total_of(spends), total_of([spend])
-
-    def fits(times: int) -> bool:
-        sums = [a + times * b for a, b in zip(total[2:], one[2:], strict=True)]
-        alone = one.alone if times == 1 and not total.spends else None
-        return Total(total.spends + times, alone, *sums).within(epsilon, delta)
-
-    if not fits(1):
-        return 0
-    most = 1
-    while most < _MOST_CHARGES and fits(2 * most):
-        most *= 2
-    step = most
-    while step := step // 2:
-        most += step if fits(most + step) else 0
-    return min(most, _MOST_CHARGES)
-
-
-class Limit(NamedTuple):
-    """The public part of an account that a choice between mechanisms uses.
-
-    Attributes:
-        total: sum of all charges, on their common unit.
-        epsilon, delta: the limit.
-    """
-
-    total: Total
-    epsilon: float
-    delta: float
-
-    def holds(self, spend: Spend) -> int:
-        """Return how many more spends like this one the limit allows."""
-        return times_left(self.total, spend, self.epsilon, self.delta)
-
-    def share(self, spend: Spend) -> float:
-        """Return the share of the rest that a Gaussian or plain spend takes.
-
-        It is the larger of its shares of mu^2 or epsilon, and of delta; infinite where nothing of
-        one of them is left.
-        """
-        promise = self.epsilon, self.delta
-        if spend.mu is None:
-            most_epsilon = epsilon_left(self.total, *promise)
-            share, extra = (spend.epsilon / most_epsilon if most_epsilon else math.inf), spend.delta
-        else:
-            most_mu = mu_left(self.total, *promise)
-            share = (spend.mu / most_mu) ** 2 if most_mu else math.inf
-            extra = spend.threshold_delta
-        delta = self.delta - float(self.total.extra)
-        return share if not extra else max(share, extra / delta if delta > 0 else math.inf)
-
-    def equal_share(self, spend: Spend, plain: Spend) -> float:
-        """Return the factor of a plain spend's epsilon at which its share is that of another spend.
-
-        Returns:
-            At most 1: a spend whose share is not larger stays as it is.  0 where nothing is left
-            for plain spends, and something for the other one.
-        """
-        other, share = self.share(spend), self.share(plain)
-        return 1.0 if other >= share else other / share
-
-
-def _most(more: Callable[[float], Total], high: float, epsilon: float, delta: float) -> float:
-    """The largest figure below ``high`` that a bisection finds to fit, 0 if none does."""
-    return bisected(lambda x: not more(x).within(epsilon, delta), 0.0, high, _STEPS)[0]
-
-
-def within(spends: Sequence[Spend], epsilon: float, delta: float) -> bool:
-    """Return whether the spends together satisfy (epsilon, delta) per unit.
-
-    One alone satisfies its own guarantee, which can be sharper than its parts.
-    """
-    return total_of(spends).within(epsilon, delta)

@@ -65,11 +65,11 @@ def left_text(left: Mapping[str, float]) -> str:
 
     Args:
         left: ``epsilon`` of noise without delta, ``mu`` of Gaussian noise, ``rho`` of zCDP: each
-            if nothing else is charged any more.
+            if nothing else is charged any more; and ``delta`` of thresholds.
     """
     return (
         f"a plain epsilon {down(left['epsilon'])}, Gaussian noise of mu {down(left['mu'], 4)}, or "
-        f"zCDP of rho {down(left['rho'], 4)}"
+        f"zCDP of rho {down(left['rho'], 4)}; thresholds of delta {down(left['delta'], 4)}"
     )
 
 

@@ -29,14 +29,17 @@ from rich.console import Console
 from rich.table import Table
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.budget.allocation import Budget
+from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import required
 from dpstream.accounting.extras import require
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.unit import identity_of
 from dpstream.pipelines.formats.encodings import read_releases
-from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.charging import spend_of
+from dpstream.pipelines.jobs.job import Job, job_in, load_job
 from dpstream.pipelines.jobs.secret import new_secret
+from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.page import pages
 from dpstream.pipelines.report.data import floats
@@ -227,13 +230,17 @@ def read_flights() -> pa.Table:
         return pa_csv.read_csv(stream, convert_options=convert)
 
 
-def _account(folder: Path) -> str:
-    """Id of the demo's account, which is made if it is not there."""
+def _account(folder: Path, text: str) -> str:
+    """Id of the demo's account, which is made for the job of a project file's text if it is not
+    there.
+    """
     path = folder / "flights.account.db"
     if ledger_exists(path):
         with contextlib.closing(open_path(path)) as ledger:
             return ledger.id
-    return create_account(path, "flights", "tailnum", "string", _LIMIT).id
+    job = job_in(decode_project(text.encode(), folder / PROJECT_FILE), None)
+    first = spend_of(job, allocate(job.plan), "")
+    return create_account(path, "flights", identity_of(job.plan), _LIMIT, first).id
 
 
 def prepare(folder: Path) -> Job:
@@ -254,7 +261,7 @@ def prepare(folder: Path) -> Job:
             .joinpath("examples/flights.toml")
             .read_text("utf-8")
         )
-        project.write_text(text.replace(_NO_ID, _account(folder)), encoding="utf-8")
+        project.write_text(text.replace(_NO_ID, _account(folder, text)), encoding="utf-8")
     if not (folder / "flights.secret").exists():
         new_secret(folder / "flights.secret")
     return load_job(project)

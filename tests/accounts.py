@@ -1,10 +1,11 @@
 """Accounts of tests: made with a fixed id, so that no byte of a test is drawn.
 
-``write`` takes a file as a person writes it, with the limit that its account is to have: it makes
-the account, and writes the file with the account's id in the limit's place.
+``write`` takes a file as a person writes it, with the limit that its account is to have, and the
+period: it makes the account, and writes the file with the account's id in the limit's place.
 """
 
 import contextlib
+import functools
 import re
 import tomllib
 from collections.abc import Iterable
@@ -13,13 +14,21 @@ from typing import Any, get_args
 
 import msgspec
 
+from dpstream.accounting.composition import Spend, Total
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
+from dpstream.accounting.filters import Limit as Filters
+from dpstream.accounting.filters import default_parts
+from dpstream.accounting.periods import Piece, Room, Spent
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import RECORD, Charge, Created, Event, Limit, TableNamed
+from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import (
     AccountPlace,
     create_account,
+    created_of,
     ledger_exists,
     make,
     open_path,
@@ -33,24 +42,48 @@ ID = "0acc0acc0acc0acc"
 LIMIT = (4.0, 1e-6)
 #: The unit of charges that tests make up.
 USER = UnitIdentity("user", "string").text
+#: First entries of an account of persons, and of records with budgets of their own.
+CREATED = created_of(ID, "flights", UnitIdentity("user", "string"), LIMIT)
+RECORDS = created_of(ID, "rides", UnitIdentity(RECORD, "string"), None)
 
 
 def create(
-    path: str | Path, data_set: str, limit: Limit | None = LIMIT, unit: str = "user",
-    type_: str = "string", id_: str = ID,
+    path: str | Path, data_set: str, limit: Limit | None = LIMIT, unit: str | UnitIdentity = "user",
+    type_: str = "string", id_: str = ID, first: Charge | None = None,
 ) -> AccountPlace:  # fmt: skip
     """An account, made unless one is there; one that is there gets this limit."""
     assert type_ in get_args(FieldType)
     if not ledger_exists(path):
-        make(path, Created(id_, data_set, unit, type_, limit))  # type: ignore[arg-type]
+        if isinstance(unit, str):
+            unit = UnitIdentity(unit, type_)  # type: ignore[arg-type]
+        make(path, created_of(id_, data_set, unit, limit, first))
     elif limit is not None:
         set_limit(path, limit)
     return AccountPlace(str(path), data_set, id_)
 
 
+def room(limit: Limit, *spends: Spend) -> Room:
+    """The room that some spends leave in an account of persons, whose limit is divided by
+    default."""
+    unit, filters = UnitIdentity.read(USER), Filters(*limit, default_parts(*limit))
+    total = functools.reduce(Total.plus, spends, Total(order=filters.parts.order))
+    return Room(filters, Spent(unit, (), (Piece(total),)), unit)
+
+
+def within(charges: Iterable[Charge], epsilon: float, delta: float) -> bool:
+    """Whether an account that is made for persons, with a limit divided by default, accepts some
+    charges one after the other."""
+    account = History()
+    account.add(created_of(ID, "flights", CREATED.unit, (epsilon, delta)), "")
+    try:
+        return bool(account.check(list(charges)))
+    except PolicyError:
+        return False
+
+
 def created(path: str | Path, limit: Limit = LIMIT) -> Created:
     """An account as `dpstream account create` makes it."""
-    return create_account(path, "flights", "user", "string", limit)
+    return create_account(path, "flights", UnitIdentity.read(USER), limit)
 
 
 def unsynced(ledger: Ledger) -> Ledger:
@@ -117,10 +150,20 @@ def _with_accounts(folder: Path, tables: dict[str, Any], text: str, id_: str) ->
         else:
             assert limit is not None, account
             pair = (limit["epsilon"], limit["delta"])
-            create(place, name, pair, unit["name"], unit.get("type", "string"), id_)
+            create(place, name, pair, _unit(unit, account), id_=id_)
         new = f'account = {{ path = "{account["path"]}", id = "{id_}" }}'
         text = text[: line.start()] + new + text[line.end() :]
     return text
+
+
+def _unit(unit: dict[str, Any], account: dict[str, Any]) -> UnitIdentity:
+    """The privacy unit of an account: with ``covers``, ``time`` and ``start`` per period."""
+    plain = UnitIdentity(unit["name"], unit.get("type", "string"))
+    if "covers" not in account:
+        return plain
+    period = duration_micros("covers", account["covers"])
+    phase = instant_micros("start", account["start"]) % period
+    return UnitIdentity(plain.name, plain.type, account["time"], period, phase)
 
 
 def of_records(path: str | Path, data_set: str = "people") -> Ledger:

@@ -20,18 +20,19 @@ the number of a unit's groups make Gaussian selection better where units have fe
 nothing public says.  So the geometric mean over three shapes is taken (``_SHAPES``): all units have
 one group, a unit has at least i with chance 1 / i, all have kappa.
 
-**With an account** a question may be one of many.  Geometric charges add up in epsilon, Gaussian
-ones in mu^2, so that a limit of (8, 1e-5) holds 8 questions of (1, 1e-9) with geometric noise and
-83 with Gaussian noise.  ``optimise = "limit"`` therefore compares both at an equal share of what is
-left of the limit: Gaussian noise at its share, mu^2 of mu_left^2, and geometric noise at the same
-share of the epsilon that is left.  ``"answer"`` compares this answer alone.  A family that the
-limit does not allow is never taken if the other one is allowed.
+**With an account** a question may be one of many.  A limit of (8, 1e-5) accepts 8 questions of (1,
+1e-9) with geometric noise and 76 with Gaussian noise.  ``optimise = "limit"`` therefore compares
+both at an equal share of what is left of the limit (`accounting.periods.Room.share`: in the filter
+where it is least): Gaussian noise as asked, and geometric noise of so much of its epsilon that it
+takes the same share.  That is the comparison of shares at an equal accuracy: a family whose error
+is smaller at an equal share has the smaller share at an equal error, because both rise and fall
+together.  ``"answer"`` compares this answer alone.  A family that the limit does not allow is never
+taken if the other one is allowed.
 
 **Monotone** (all groups released, one column of one part, one account).  By ``"answer"`` the sd is
 the smaller of two, and both never rise when epsilon or delta rises, or when C, kappa or a bound
 falls.  By ``"limit"`` geometric noise is taken if it is better at a share that is no larger than
-its own, so that it is better as drawn as well.  That is where mu is at least
-sqrt(2 kappa) mu_left^2 / epsilon_left.
+its own, so that it is better as drawn as well.
 
 **Outlook**: how exact a query's answer would be, noise and thresholds, before a row is read.  All
 of it is public.  What the query chooses from the rows (bounds, rows and groups of a unit) is not
@@ -54,11 +55,11 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.geometric import staircase_moments
 from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import COIN_BITS
+from dpstream.accounting.periods import Room
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of, expected
 from dpstream.accounting.query.grids import ASSUMED, BITS, Gridded, finer_sums, finest, regridded
@@ -218,21 +219,21 @@ class Families(msgspec.Struct, frozen=True):
         named = (option for option in self.options if option.plan.mechanism == family)
         return required(next(named, None), "the charge is of one of the question's families")
 
-    def taken(self, limit: Limit | None = None) -> Gridded:
+    def taken(self, room: Room | None = None) -> Gridded:
         """Return the option that is taken.
 
         Args:
-            limit: of the account; ``None``: without an account or a limit.
+            room: of the account; ``None``: without an account or a limit.
         """
         options = self.options
-        if limit is not None and len(options) > 1:
-            allowed = tuple(o for o in options if limit.holds(cost_of(o.plan)))
+        if room is not None and len(options) > 1:
+            allowed = tuple(o for o in options if room.holds(cost_of(o.plan)))
             options = allowed or options
-        if len(options) > 1 and limit is not None and self.optimise == "limit":
-            return _by_limit(options[0], options[1], limit)
+        if len(options) > 1 and room is not None and self.optimise == "limit":
+            return _by_limit(options[0], options[1], room)
         return min(options, key=error_of)
 
-    def described(self, chosen: Gridded, limit: Limit | None = None) -> list[dict[str, Any]]:
+    def described(self, chosen: Gridded, room: Room | None = None) -> list[dict[str, Any]]:
         """Return each family as a row of a plan, JSON-able.
 
         Returns:
@@ -249,7 +250,7 @@ class Families(msgspec.Struct, frozen=True):
                     "taken": option == chosen,
                     "columns": outlook(option).columns,
                     "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
-                    "questions": None if limit is None else limit.holds(cost),
+                    "questions": None if room is None else room.holds(cost),
                 }
             )
         return rows
@@ -295,9 +296,9 @@ def _fits(plan: QueryPlan, family: Family) -> bool:
     return not (plan.selects and normed)
 
 
-def _by_limit(gaussian: Gridded, geometric: Gridded, limit: Limit) -> Gridded:
+def _by_limit(gaussian: Gridded, geometric: Gridded, room: Room) -> Gridded:
     """The better family at Gaussian noise's share of what is left."""
-    part = limit.equal_share(cost_of(gaussian.plan), cost_of(geometric.plan))
+    part = room.equal_share(cost_of(gaussian.plan), cost_of(geometric.plan))
     if part == 1:
         return min((gaussian, geometric), key=error_of)
     plan = msgspec.structs.replace(geometric.plan, epsilon=geometric.plan.epsilon * part)

@@ -9,9 +9,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.composition import Limit, epsilon_spent, left_within
 from dpstream.accounting.errors import DpstreamError, PolicyError
-from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.figures import duration
+from dpstream.accounting.periods import Room, person_spent
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.events import Charge
@@ -79,9 +80,12 @@ class Acceptance(NamedTuple):
         refusal: why it would be refused; ``None``: it would be accepted.
         cost: (epsilon, delta) that would be charged; ``None``: nothing more.
         run_id: the run that continues; ``None``: a new one begins, or it is no run.
-        account: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the limit's delta
-            that is ``spent`` now and ``with_this`` charge; ``None``: there is no account, or it
-            cannot be read.
+        account: ``data_set``, ``charges`` so far, ``limit``, the share of it that is ``used`` in
+            the periods that this counts in, and ``with_this`` charge, the ``filter`` that accepts
+            it (``first``: it fits by its own guarantee alone, and nothing may follow), and how many
+            ``more`` of it are accepted then; of an account per period the ``period``, and the pair
+            of a ``person`` of all periods with this one, for charges fixed beforehand; ``None``:
+            there is no account, or it cannot be read.
         warnings: about the account's limit, for the ``warnings`` of the command's JSON.
         answered: whether it was answered before, so that the same answer is given again.
     """
@@ -211,57 +215,68 @@ def _account(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the account, and warnings about its limit."""
     try:
-        account_state = read_history(place)
-        epsilon, delta = account_state.persons_limit()
+        history = read_history(place)
+        epsilon, delta = history.persons_limit()
     except DpstreamError:  # which is the refusal
         return None, []
-    charges = account_state.charges
     account = {
         "data_set": place.data_set,
         "id": place.id,
-        "charges": len(charges),
+        "charges": len(history.charges),
         "limit": {"epsilon": epsilon, "delta": delta},
-        "spent": _spent(charges, delta) or 0.0,
-        "with_this": _spent([*charges, *more], delta) if more else None,
+        **_spending(history, more),
+        **_of_person(history, more),
     }
     return account, limit_weaknesses((epsilon, delta))
 
 
-def left_of(charges: Sequence[Charge], limit: tuple[float, float]) -> dict[str, float]:
-    """Return the budget that is left within a limit.
-
-    Returns:
-        As `composition.left_within`.
-
-    Raises:
-        PolicyError: the costs of the charges cannot be composed.
+def _spending(history: History, more: Sequence[Charge]) -> dict[str, Any]:
+    """Return the shares of the limit that are used before and after some charges, in the periods
+    that these count in; see `Acceptance`.
     """
-    return left_within(composed(charges).spends if charges else [], limit)
-
-
-def _spent(charges: Sequence[Charge], delta: float) -> float | None:
-    """Return epsilon of all charges at a delta; ``None`` if their costs cannot be composed."""
+    filters, spent, verdict = history.filters, history.spent, None
+    used = filters.used(spent.most(filters).total)
     try:
-        return epsilon_spent(composed(charges).spends, delta) if charges else 0.0
-    except PolicyError:
-        return None
+        if more:
+            used = filters.used(spent.most(filters, spent.of(more[-1])).total)
+        for charge in more:
+            verdict = spent.verdict(filters, charge)
+            spent = spent.plus(charge, takes=verdict.reason == "first")
+        times = spent.holds(filters, more[-1]) if more else None
+    except PolicyError:  # which is the refusal
+        return {"used": used, "with_this": None, "filter": None, "more": None}
+    return {
+        "used": used,
+        "with_this": None if verdict is None else verdict.used,
+        "filter": verdict.reason if verdict is not None and verdict.accepted else None,
+        "more": times,
+    }
 
 
-def limit_of(account: History, more: Sequence[Charge] = ()) -> Limit | None:
-    """Return the limit of an account, and the joint cost of its charges; both are public.
+def _of_person(history: History, more: Sequence[Charge]) -> dict[str, Any]:
+    unit, (_, delta) = history.created.unit, history.persons_limit()
+    if unit.period is None:
+        return {"period": None, "person": None}
+    person = person_spent(unit, [*history.charges, *more], delta)
+    return {"period": duration(unit.period), "person": person}
+
+
+def room_of(account: History, identity: UnitIdentity, more: Sequence[Charge] = ()) -> Room | None:
+    """Return the room of an account for a choice between families of noise; all of it is public.
 
     Args:
-        more: charges of the account's unit that come before the one that is decided.
+        identity: unit that the question protects.
+        more: charges that come before the one that is decided.
 
     Returns:
-        ``None`` without a limit, or if costs cannot be composed (`History.check` then refuses).
+        ``None`` without a limit, or if the account has no price for the unit (`History.check` then
+        refuses).
     """
     if account.limit is None:
         return None
-    try:
-        total = account.account.total()
-    except PolicyError:
+    unit, spent = account.created.unit, account.spent
+    if (unit.name, unit.type) != (identity.name, identity.type):
         return None
     for charge in more:
-        total = total.plus(charge)
-    return Limit(total, *account.limit)
+        spent = spent.plus(charge)
+    return Room(account.filters, spent, identity)

@@ -28,6 +28,7 @@ from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
     from dpstream.accounting.fields import FieldType
+    from dpstream.accounting.plan.unit import UnitIdentity
     from dpstream.state.ledger.open import AccountPlace
 
 
@@ -94,6 +95,18 @@ def account() -> None:
 )
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
 @click.option("--data-set", help="Name of the data set.  [default: the file's name]")
+@click.option(
+    "--covers",
+    metavar="LENGTH",
+    help="Length of a period, such as 7d: the limit is per unit and period.  [default: per unit, "
+    "over all its records]",
+)
+@click.option("--time", metavar="COLUMN", help="With --covers: the event time that decides it.")
+@click.option(
+    "--start",
+    metavar="TIME",
+    help="With --covers: when a period begins, like 2024-01-01T00:00:00Z.  [default: 1970]",
+)
 @ALLOW_LARGE_DELTA
 @AS_JSON
 def create(
@@ -103,13 +116,17 @@ def create(
     epsilon: float,
     delta: float,
     data_set: str | None,
+    covers: str | None,
+    time: str | None,
+    start: str | None,
     allow_large_delta: bool,
     as_json: bool,
 ) -> None:
     """Make the account of a data set; nothing is charged.
 
-    Prints its id, and the section of the project file that names it.  A table whose records
-    have budgets of their own gets its account from `dpstream session init`.
+    Prints its id, and the section of the project file that names it.  Whom the limit protects is
+    fixed for good: a unit, or with --covers a unit in each period.  A table whose records have
+    budgets of their own gets its account from `dpstream session init`.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import check_delta, limit_weaknesses
@@ -124,7 +141,9 @@ def create(
     if not is_name(data_set):
         raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
     print_warnings(limit_weaknesses(limit))
-    made = create_account(place_below(Path(), path), data_set, unit, type_, limit)
+    made = create_account(
+        place_below(Path(), path), data_set, _unit_of(unit, type_, covers, time, start), limit
+    )
     keep_beside(path)
     if as_json:
         print_json(
@@ -134,12 +153,36 @@ def create(
                 "data_set": data_set,
                 "unit": unit,
                 "type": type_,
+                "protects": made.unit.description,
                 "limit": {"epsilon": limit[0], "delta": limit[1]},
             }
         )
         return
     click.echo(f"Account {made.id} is made. Name it in the project file:\n")
     click.echo(lines(path, data_set, unit, type_, made.id))
+
+
+def _unit_of(
+    name: str, type_: "FieldType", covers: str | None, time: str | None, start: str | None
+) -> "UnitIdentity":
+    """Return the privacy unit that the flags describe."""
+    from dpstream.accounting.errors import UsageError
+    from dpstream.accounting.plan.unit import UnitIdentity
+    from dpstream.pipelines.project.text import duration_micros, instant_micros
+
+    if covers is None:
+        if time is not None or start is not None:
+            raise UsageError(
+                "--time, --start", "go with --covers", "add --covers LENGTH, or omit them"
+            )
+        return UnitIdentity(name, type_)
+    if time is None:
+        raise UsageError("--time", "is required by --covers", "name the column of the event times")
+    period = duration_micros("--covers", covers)
+    if not period:
+        raise UsageError("--covers", "must be a positive length", "write e.g. --covers 7d")
+    phase = 0 if start is None else instant_micros("--start", start) % period
+    return UnitIdentity(name, type_, time, period, phase)
 
 
 def lines(path: str, data_set: str, unit: str, type_: str, id_: str) -> str:

@@ -191,8 +191,8 @@ def init(
     people, notes, rows = Population(units, records, keys), list[str](), list[str]()
     if replies.windows.number > 1:
         replies, rows, notes = _covered(replies, target, covers, people, person)
-    checked(project_text(replies, target), target)
-    target, secret_made = drafting.made(target, replies)
+    drafted = checked(project_text(replies, target), target)
+    target, secret_made = drafting.made(target, drafted)
     write_project(path, project_text(replies, target), before.encode())
     own = target.new_data_set
     private = () if own is None else (own.secret, f"{own.account}*")

@@ -14,8 +14,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field, FieldType
+from dpstream.accounting.plan.unit import identity_of
 from dpstream.pipelines.drafting.ask import Person
 from dpstream.pipelines.drafting.draft import (
     NO_ID,
@@ -27,6 +29,8 @@ from dpstream.pipelines.drafting.draft import (
     source_path,
     store_name,
 )
+from dpstream.pipelines.jobs.charging import spend_of
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import (
     Project,
@@ -286,13 +290,14 @@ class Listed(NamedTuple):
         used.
         """
         own = self.created
-        return self.entries == 1 and (own.data_set, own.unit, own.type, own.limit) == wanted
+        made = (own.data_set, own.unit.name, own.unit.type, own.limit)
+        return self.entries == 1 and made == wanted
 
     @property
     def line(self) -> str:
         """The target as a line for people."""
         own = self.created
-        unit = f"unit {own.unit} ({own.type})"
+        unit = f"unit {own.unit.description}"
         return f"{os.path.relpath(self.path)}  data set {own.data_set}, {unit}, id {own.id}"
 
 
@@ -377,23 +382,29 @@ def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created
             "is of a table whose records have budgets of their own: they are another privacy unit",
             "--new-account, or an account of this unit",
         )
-    if created.type != unit.type:
+    if created.unit.type != unit.type:
         raise UsageError(
             "--account",
-            f"is of the unit {created.unit} ({created.type}), and --unit is of type {unit.type}",
+            f"is of the unit {created.unit.name} ({created.unit.type}), and --unit is of type "
+            f"{unit.type}",
             "--new-account, or another column",
         )
     return path if file_of(path) is None else os.path.relpath(path, folder), created
 
 
-def new_account(folder: Path, data_set: str, unit: Field, limit: Limit) -> tuple[str, Created]:
+def new_account(folder: Path, data_set: str, job: Job, limit: Limit) -> tuple[str, Created]:
     """Return a new account in a file of the folder whose name is free.
+
+    Args:
+        job: the first one; the account has its privacy unit, and parts into which it fits.
 
     Raises:
         DpstreamError: it cannot be made.
     """
     name = free_account(folder, data_set)
-    return name, create_account(folder / name, data_set, unit.column, unit.type, limit)
+    return name, create_account(
+        folder / name, data_set, identity_of(job.plan), limit, spend_of(job, allocate(job.plan), "")
+    )
 
 
 def free_account(folder: Path, data_set: str) -> str:
@@ -476,9 +487,12 @@ def _refuse_second_budget(
             )
 
 
-def made(target: Target, answers: Answers) -> tuple[Target, bool]:
+def made(target: Target, job: Job) -> tuple[Target, bool]:
     """Return the target with its account and secret, which are made now if they are new, and
     whether the secret is.
+
+    Args:
+        job: the drafted job.
 
     Raises:
         DpstreamError: one of them cannot be made.
@@ -488,7 +502,7 @@ def made(target: Target, answers: Answers) -> tuple[Target, bool]:
         return target, False
     secret_made = make_secret(folder / new.secret)
     if new.limit is not None:
-        path, created = new_account(folder, target.data_set, answers.unit, new.limit)
+        path, created = new_account(folder, target.data_set, job, new.limit)
         new = new._replace(account=path, id=created.id)
     return target._replace(new_data_set=new), secret_made
 
@@ -532,7 +546,7 @@ def _taken(
             f"is of the data set {created.data_set}, which the project file has with another one",
             f"--data-set {created.data_set}, or another account",
         )
-    return account, created.id, created.unit, created.data_set
+    return account, created.id, created.unit.name, created.data_set
 
 
 def _table(

@@ -22,7 +22,7 @@ from dpstream.accounting.query.plan import GROUPS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import limit_of
+from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
 from dpstream.pipelines.formats.receipt import answered_now, encoded
@@ -221,8 +221,10 @@ class TableQuestion(NamedTuple):
 
     def decide(self, run_id: str, account: History) -> Decision:
         """Choose the family of noise by the account's limit, and return the charge."""
-        question = self.question.taking(self.question.families.taken(limit_of(account)))
-        return Decision(question.charge(run_id, question.identity(self.unit)))
+        identity = self.question.identity(self.unit)
+        room = room_of(account, identity)
+        question = self.question.taking(self.question.families.taken(room))
+        return Decision(question.charge(run_id, identity))
 
     def stamp(self) -> object:
         """Return ``None``: Arrow arrays cannot change while they are read."""

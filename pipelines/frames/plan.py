@@ -7,16 +7,16 @@ same for all tables with these columns.  It writes nothing.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import DpstreamError, required
+from dpstream.accounting.periods import Room
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.acceptance import (
     Acceptance,
-    left_of,
-    limit_of,
     request_for,
     requests_acceptance,
+    room_of,
 )
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
@@ -92,9 +92,10 @@ class QuestionPlan(NamedTuple):
 
     @property
     def account(self) -> dict[str, Any] | None:
-        """The account's state: ``data_set``, ``charges`` so far, ``limit``, and epsilon at the
-        limit's delta that is ``spent`` now and ``with_this`` answer; ``None`` if there is no
-        account, or it cannot be read.
+        """The account's state, as in `ask.acceptance.Acceptance`: ``data_set``, ``charges`` so far,
+        ``limit``, the share of it that is ``used`` now and ``with_this`` answer, the ``filter``
+        that accepts it, and how many ``more`` like it; ``None`` if there is no account, or it
+        cannot be read.
         """
         return self.acceptance.account
 
@@ -119,17 +120,17 @@ def planned(
         question, _ = question_of(without_rows(data), request)
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
-    plan, limit = question.gridded.plan, None
+    plan, room = question.gridded.plan, None
     charge = question.charge(_NO_RUN, question.identity(question.unit))
     acceptance = Acceptance(None, (charge.epsilon, charge.delta), None, None)
     try:
         check_delta(plan.delta, allow_large_delta, switch="allow_large_delta=True")
         account = checked_account(account, how)
         if account is not None:
-            limit = _limit(account)
-            question = question.taking(question.families.taken(limit))
-            unit = account.place.unit_in(question.unit)
-            charge = question.charge(_NO_RUN, question.identity(unit))
+            identity = question.identity(account.place.unit_in(question.unit))
+            room = _room(account, identity)
+            question = question.taking(question.families.taken(room))
+            charge = question.charge(_NO_RUN, identity)
             acceptance = _acceptance(question, charge, account, how)
             if acceptance.cost is None and acceptance.run_id is not None:  # charged before
                 charge = required(
@@ -140,7 +141,7 @@ def planned(
         acceptance = Acceptance(error, None, None, None)
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     columns, thresholds = outlook(question.gridded)
-    families = question.families.described(question.gridded, limit)
+    families = question.families.described(question.gridded, room)
     groups = [columns, *(family["columns"] for family in families)]
     for column in (column for each in groups for column in each):
         if column["kind"] == "count":  # it has a default bound instead, see `answer`
@@ -158,10 +159,10 @@ def planned(
     )
 
 
-def _limit(account: DataSetAccount) -> Limit | None:
-    """Return the account's limit; ``None`` if the account cannot be read (see `_acceptance`)."""
+def _room(account: DataSetAccount, identity: UnitIdentity) -> Room | None:
+    """Return the account's room; ``None`` if the account cannot be read (see `_acceptance`)."""
     try:
-        return limit_of(read_history(account.place))
+        return room_of(read_history(account.place), identity)
     except DpstreamError:
         return None
 
@@ -180,5 +181,7 @@ def _left(
     if acceptance.refusal is not None:
         return None
     history = read_history(account.place)
-    more = [] if acceptance.cost is None else [charge]
-    return left_of([*history.charges, *more], history.persons_limit())
+    spent = history.spent
+    for more in [] if acceptance.cost is None else [charge]:
+        spent = spent.plus(more)
+    return history.filters.left(spent.most(history.filters).total)

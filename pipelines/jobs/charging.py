@@ -13,7 +13,7 @@ import msgspec
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.plan.unit import together
+from dpstream.accounting.plan.unit import span_of, together
 from dpstream.pipelines.jobs.committed import HasAccount, store_identity, unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import require_folder
@@ -226,6 +226,7 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
         periods=plan.timeline.periods,
         together=together(plan),
         label=job.name or msgspec.UNSET,
+        span=span_of(plan),
     )
 
 

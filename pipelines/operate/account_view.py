@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from dpstream.accounting.composition import epsilon_spent, left_within
+from dpstream.accounting.composition import epsilon_spent, total_of
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.figures import second_text
-from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.figures import duration, second_text
+from dpstream.accounting.periods import Piece, person_spent
+from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
@@ -37,6 +38,14 @@ from dpstream.state.ledger.recovery import Recovered, recover
 _POINTS = (
     "each entry is paid by some points alone, so the sum is too high: a record pays at most its "
     "initial budget (`dpstream session budget`)"
+)
+
+_OVER = (
+    "the charges exceed the limit, so that nothing is promised and every further charge is refused"
+)
+_TAKEN = (
+    "a first charge that fits the limit by its own guarantee alone has taken its periods: every "
+    "further charge of them is refused, also after the limit is raised"
 )
 
 
@@ -119,11 +128,15 @@ def view(named: AccountPlace | str) -> dict[str, Any]:
 
 def _fields_of(account: History) -> dict[str, Any]:
     own, charges = account.created, account.charges
-    unit = composed(charges)
-    counted = dict(zip((charge.name for charge in charges), unit.units, strict=True))
-    # Without a limit: at the delta that basic composition would give.
-    delta = account.limit[1] if account.limit else math.fsum(s.delta for s in unit.spends)
-    spent = epsilon_spent(unit.spends, delta) if charges else 0.0
+    if account.limit is None:  # at the delta that basic composition would give
+        delta, used, pieces = math.fsum(charge.delta for charge in charges), None, list[Piece]()
+        total, counted = total_of(charges), {charge.name: 1 for charge in charges}
+    else:
+        delta, filters, spent = account.limit[1], account.filters, account.spent
+        total, pieces = spent.most(filters).total, list(spent.pieces)
+        used = filters.used(total)
+        counted = {charge.name: cost_to(own.unit, charge).units for charge in charges}
+    epsilon = epsilon_spent(total, delta)
     events = [
         {"seq": e.seq, **msgspec.to_builtins(e.event), **_of_charge(e.event, counted)}
         for e in account.entries
@@ -131,17 +144,21 @@ def _fields_of(account: History) -> dict[str, Any]:
     return {
         "id": own.id,
         "data_set": own.data_set,
-        "unit": {"name": own.unit, "type": own.type},
-        "common_unit": unit.unit_text,
+        "unit": {"name": own.unit.name, "type": own.unit.type, "text": own.unit.description},
         "head": {"seq": len(account.digests), "digest": account.digests[-1]},
         "entries": events,
         "charges": len(charges),
-        "spent": {"epsilon": spent if math.isfinite(spent) else None, "delta": delta},
+        "spent": {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta},
         "limit": None if account.limit is None else _pair(account.limit),
-        "left": None if account.limit is None else left_within(unit.spends, account.limit),
+        "used": used,
+        "period": own.unit.period and duration(own.unit.period),
+        "person": person_spent(own.unit, charges, delta),
+        "filters": {} if account.limit is None else filters.shares(total),
+        "left": None if account.limit is None else filters.left(total),
         "warnings": [
             *([] if account.limit is None else limit_weaknesses(account.limit)),
-            *unit.warnings,
+            *([_OVER] if any(piece.over(filters) for piece in pieces) else []),
+            *([_TAKEN] if any(piece.taken for piece in pieces) else []),
             *([_POINTS] if any(charge.kind == "session" for charge in charges) else []),
         ],
     }
@@ -172,4 +189,4 @@ def account_warnings(job: Job) -> list[str]:
     except DpstreamError:
         return []
     weak = [] if account.limit is None else limit_weaknesses(account.limit)
-    return [*weak, *composed(account.charges).warnings]
+    return weak

@@ -113,15 +113,44 @@ def accepted_lines(acceptance: dict[str, Any], verb: str, account: bool = True) 
 
 
 def _spending(account: dict[str, Any]) -> str:
-    after, limit = account["with_this"], account["limit"]
-    then = "" if after is None else f", {up(after)} after this one"
-    if after == math.inf:
-        then = ", and no epsilon would be enough after this one"
+    after, limit, accepting = account["with_this"], account["limit"], account["filter"]
+    then = ""
+    if accepting == "first":
+        then = "; this one fits it by its own guarantee alone, and nothing may follow"
+    elif accepting is not None:
+        more = "no more like it" if not account["more"] else f"{account['more']:,} more like it"
+        then = f", {share_text(after)} after this one, then {more} (filter: {FILTERS[accepting]})"
+    elif after is not None:
+        then = f", {share_text(after)} after this one"
+    used = f"used {share_text(account['used'])}"
+    if account["charges"] and account["used"] == 0 and after is not None:
+        used = (
+            f"count in other periods: nothing more per {account['period']} than this one; used 0%"
+        )
     return (
-        f"{account['data_set']}: {count(account['charges'], 'charge')} spent epsilon "
-        f"{up(account['spent'])} of {exact(limit['epsilon'])}{then}; at delta "
-        f"{exact(limit['delta'])}"
+        f"{account['data_set']}: {count(account['charges'], 'charge')} {used} of epsilon "
+        f"{exact(limit['epsilon'])} at delta {exact(limit['delta'])}{then}{_person(account)}"
     )
+
+
+def _person(figures: dict[str, Any]) -> str:
+    """Return what a person of all periods has spent, of an account per period."""
+    if figures["period"] is None:
+        return ""
+    epsilon, delta = figures["person"]
+    if math.isinf(epsilon):
+        return "; a person of all periods: no bound, because a stream has no end"
+    pair = guarantee_pair(epsilon, delta, digits=(4, 4))
+    return f"; a person of all periods: {pair}, for charges fixed beforehand"
+
+
+#: Names of the filters of a limit for people (`accounting.filters`).
+FILTERS = {"plain": "sum of epsilons", "gaussian": "Gaussian noise", "renyi": "Renyi divergence"}
+
+
+def share_text(share: float) -> str:
+    """Return a share of a limit as a percentage, rounded up."""
+    return f"{up(100 * share, 3)}%" if math.isfinite(share) else "more than all"
 
 
 def budget_text(figures: dict[str, Any]) -> str:
@@ -130,7 +159,7 @@ def budget_text(figures: dict[str, Any]) -> str:
     lines = [
         *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']}, {charges}"),
         *_limit(figures["limit"], " per unit"),
-        *labelled("Spent", f"epsilon {up(figures['spent']['epsilon'])}"),
+        *labelled("Spent", _spent(figures)),
         *labelled("Left", left_text(figures["left"])),
         *each("Warning", figures["warnings"]),
     ]
@@ -139,23 +168,31 @@ def budget_text(figures: dict[str, Any]) -> str:
 
 def view_text(figures: dict[str, Any]) -> str:
     """Return all events of an account, and its sums."""
-    unit = f"{figures['unit']['name']} ({figures['unit']['type']})"
-    spent, delta = figures["spent"]["epsilon"], up(figures["spent"]["delta"])
-    epsilon = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
     lines = [
         *labelled("Account", figures["id"]),
         *labelled("Data set", figures["data_set"]),
-        *labelled("Unit", figures["common_unit"] or unit),
+        *labelled("Unit", figures["unit"]["text"]),
     ]
     width = min(max(len(entry.get("label", "")) for entry in figures["entries"]), _LABEL)
     for entry in figures["entries"]:
         lines += labelled(f"{entry['seq']:>7}", _event(entry, width))
-    lines += labelled("Spent", f"{epsilon} at delta {delta} per unit, all together")
+    lines += labelled("Spent", _spent(figures))
     if figures["limit"] is None:
         lines += labelled("Limit", "none: each record has a budget of its own")
     else:
         lines += _limit(figures["limit"]) + labelled("Left", left_text(figures["left"]))
     return page([*lines, *each("Warning", figures["warnings"])])
+
+
+def _spent(figures: dict[str, Any]) -> str:
+    """Return the share of the limit that is used, then what charges fixed beforehand promise."""
+    spent, delta = figures["spent"]["epsilon"], up(figures["spent"]["delta"])
+    epsilon = "more than any epsilon" if spent is None else f"epsilon {up(spent)}"
+    per = "unit" if figures.get("period") is None else f"unit and {figures['period']}"
+    promise = f"{epsilon} at delta {delta} per {per}, for charges fixed beforehand"
+    if figures.get("used") is None:
+        return promise
+    return f"{share_text(figures['used'])} of the limit; {promise}{_person(figures)}"
 
 
 def _limit(limit: dict[str, float], subject: str = "") -> list[str]:

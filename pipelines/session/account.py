@@ -13,6 +13,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.copying import read_project_text, set_field
 from dpstream.pipelines.project.project import Project, write_project
 from dpstream.pipelines.session.config import Config, config_in, located
@@ -47,7 +48,7 @@ def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
     if ledger_exists(place.path):
         id_ = _id_of_records(place)
     else:
-        id_ = create_account(place.path, place.data_set, RECORD, "string", None).id
+        id_ = create_account(place.path, place.data_set, UnitIdentity(RECORD, "string"), None).id
     account = project.sections.data_set[place.data_set].account
     path = f"{place.data_set}.account.db" if account is None else account.path
     _write(project, place.data_set, path, id_)
@@ -65,8 +66,8 @@ def _id_of_records(place: AccountPlace) -> str:
         f"data_set.{place.data_set}.account.path",
     )
     fix = "write another path, where `dpstream session init` makes the account"
-    if created.unit != RECORD or created.limit is not None:
-        rule = f"is an account of the unit {created.unit} ({created.type}), which has a limit"
+    if created.unit.name != RECORD or created.limit is not None:
+        rule = f"is an account of the unit {created.unit.description}, which has a limit"
         raise UsageError(field, f"{rule}: here each record has a budget of its own", fix)
     if created.data_set != place.data_set:
         rule = f"is an account already, of the data set {created.data_set!r}"

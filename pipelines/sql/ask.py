@@ -26,7 +26,7 @@ from dpstream.accounting.query.grids import grids_of
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import limit_of
+from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded, table_bytes, table_of
 from dpstream.pipelines.runners.bounded import Runner
@@ -102,7 +102,7 @@ class StatementQuestion:
     def decide(self, run_id: str, account: History) -> Decision:
         """Choose the family of noise by the account's limit, and return the charge."""
         families = self._question.families
-        question = self._question.taking(families.taken(limit_of(account)))
+        question = self._question.taking(families.taken(room_of(account, self._catalog.unit)))
         return Decision(question.charge(self._catalog, run_id))
 
     def stamp(self) -> object:

@@ -13,19 +13,19 @@ import msgspec
 from sqlglot import exp
 from sqlglot.tokens import TokenType
 
-from dpstream.accounting.composition import Limit, epsilon_spent
+from dpstream.accounting.composition import epsilon_spent, total_of
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.plan.unit import composed
+from dpstream.accounting.figures import duration
+from dpstream.accounting.periods import Room, person_spent
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.strength import limit_weaknesses, weaknesses
 from dpstream.pipelines.ask.acceptance import (
     Acceptance,
     Request,
-    left_of,
-    limit_of,
     request_for,
     requests_acceptance,
+    room_of,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import identity_of, inputs_of
@@ -125,7 +125,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         delta = read_history(catalog.ledger).persons_limit()[1]
     except DpstreamError:  # which is the refusal below
         delta = max((charge.delta for charge in charges), default=0.0)
-    alone = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
+    alone = epsilon_spent(total_of(charges), delta) if charges else 0.0
     acceptance = requests_acceptance(catalog.ledger, requests, how.fresh)
     if not acceptance.answered:
         names = set[str]().union(*(inputs_of(question, catalog) for question in questions))
@@ -142,7 +142,7 @@ class _Decided(NamedTuple):
 
     question: Question
     charge: Charge
-    limit: Limit | None
+    room: Room | None
 
 
 def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> list[_Decided]:
@@ -152,7 +152,7 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
         account = read_history(catalog.ledger)
     charged = {charge.plan_hash for charge in account.charges}
     for number, question in enumerate(questions):
-        limit = limit_of(account, more)
+        room = room_of(account, catalog.unit, more) if account.digests else None
         run_id = None
         if question.digest in charged:
             request = _request(
@@ -161,10 +161,10 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
             run_id = requests_acceptance(catalog.ledger, [request], how.fresh).run_id
         before = None if run_id is None else account.find(run_id)
         families = question.families
-        gridded = families.taken(limit) if before is None else families.of(before.mu)
+        gridded = families.taken(room) if before is None else families.of(before.mu)
         decided = question.taking(gridded)
         charge = decided.charge(catalog, f"{number:032x}")
-        out.append(_Decided(decided, charge, limit))
+        out.append(_Decided(decided, charge, room))
         more += [charge] if before is None else []
     return out
 
@@ -176,24 +176,29 @@ def _request(question: Question, charge: Charge, catalog: Catalog, as_of: str) -
 def budget(catalog: Catalog) -> dict[str, Any]:
     """Return the state of the data set's account: limit, spent, left, number of charges.
 
-    What is left is as `composition.left_within` returns it.
+    What is left is as `filters.Limit.left` returns it, for a question about all records.  The
+    epsilon that is spent is a promise for charges that were fixed beforehand.
     """
     account = read_history(catalog.ledger)
-    charges, (epsilon, delta) = account.charges, account.persons_limit()
-    spent = epsilon_spent(composed(charges).spends, delta) if charges else 0.0
+    unit, (epsilon, delta) = account.created.unit, account.persons_limit()
+    total = account.spent.most(account.filters).total
+    spent = epsilon_spent(total, delta)
     return {
         "data_set": catalog.ledger.data_set,
         "unit": catalog.unit.name,
         "limit": {"epsilon": epsilon, "delta": delta},
         "spent": {"epsilon": spent, "delta": delta},
-        "left": left_of(charges, (epsilon, delta)),
-        "charges": len(charges),
+        "used": account.filters.used(total),
+        "period": unit.period and duration(unit.period),
+        "person": person_spent(unit, account.charges, delta),
+        "left": account.filters.left(total),
+        "charges": len(account.charges),
         "warnings": limit_weaknesses((epsilon, delta)),
     }
 
 
 def _explained(decided: _Decided, catalog: Catalog) -> Explained:
-    question, charge, limit = decided
+    question, charge, room = decided
     query: exp.Select = stage_one(
         question.per_column, catalog, grids_of(question.gridded.sketched())
     )
@@ -201,7 +206,7 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
     for label, output in question.outputs.items():
         labels.setdefault(output.column, []).append(label)
     columns, selections = outlook(question.gridded)
-    families = question.families.described(question.gridded, limit)
+    families = question.families.described(question.gridded, room)
     for each in (columns, *(family["columns"] for family in families)):
         for column in each:
             column["name"] = ", ".join(labels[column["name"]])

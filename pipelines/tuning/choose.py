@@ -352,15 +352,18 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
 
 def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> None:
     """Refuse a tuning that would leave its stream no budget, before it is charged."""
-    stream, limit = spend_of(tuning.job, allocate(tuning.job.plan), ""), account.limit
-    account.check_unit(spend)
-    if limit is not None and not account.within([spend, stream]):
+    stream = spend_of(tuning.job, allocate(tuning.job.plan), "")
+    [accepted] = account.check([spend])
+    try:
+        account.check([accepted, stream])
+    except PolicyError:
+        epsilon, delta = account.persons_limit()
         raise PolicyError(
             "account.limit",
             "the tuning and the stream it is for would together spend more than epsilon "
-            f"{exact(limit[0])} at delta {exact(limit[1])} per unit",
+            f"{exact(epsilon)} at delta {exact(delta)} per unit",
             f"lower --epsilon or budget.epsilon, or {account.raising([spend, stream])}",
-        )
+        ) from None
 
 
 def _spend(tuning: CheckedRequest, run_id: str) -> Charge:

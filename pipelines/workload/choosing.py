@@ -22,8 +22,9 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
-from dpstream.pipelines.ask.acceptance import Acceptance, job_acceptance, limit_of
+from dpstream.pipelines.ask.acceptance import Acceptance, job_acceptance, room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.workload.execute import Order, check, job_of
 from dpstream.pipelines.workload.families import Budget, families_of
@@ -258,8 +259,8 @@ def chosen(
     charged = _charged(workload, job, folder, charges, gaussian)
     if charged is not None:
         return Choice(charged, accept)
-    limit = None if optimise == "answer" else limit_of(account)
-    return Choice(families_of(workload, plan, budget, folder, limit).taken, accept)
+    room = None if optimise == "answer" else room_of(account, unit_of(job))
+    return Choice(families_of(workload, plan, budget, folder, room).taken, accept)
 
 
 def _check(number: int, account: History) -> None:

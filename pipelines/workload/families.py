@@ -7,11 +7,10 @@ guarantee and, with an account, its limit and its earlier charges: all of these 
 choice must not use the rows: the better of two mechanisms by the data lacks their guarantee.
 
 **What is compared** is the weighted RMSE of the queries at the guarantee.  With an account a
-workload may be one question of many: geometric charges add up in epsilon, Gaussian ones in mu^2.
-``limit`` therefore compares both at an equal share of what is left of the limit: Gaussian noise at
-its share, mu^2 of mu_left^2, and geometric noise at the same share of the epsilon that is left.
-``answer`` compares this answer alone.  A family that the limit does not allow is never taken if the
-other one is allowed (`composition.Limit`).
+workload may be one question of many.  ``limit`` therefore compares both at an equal share of what
+is left of the limit, as for questions (`accounting.query.families`).  ``answer`` compares this
+answer alone.  A family that the limit does not allow is never taken if the other one is allowed
+(`periods.Room`).
 
 The search for a strategy with geometric noise is slow.  L1 norms of columns are not below their L2
 norms, so that its error is at least the Gaussian floor with geometric noise instead of noise of sd
@@ -22,10 +21,10 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.composition import Limit
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.geometric import geometric_sd
+from dpstream.accounting.periods import Room
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
@@ -90,7 +89,7 @@ class Families(NamedTuple):
 
 
 def families_of(
-    workload: Workload, plan: Plan, budget: Budget, folder: Path, limit: Limit | None = None
+    workload: Workload, plan: Plan, budget: Budget, folder: Path, room: Room | None = None
 ) -> Families:
     """Return the family with the smaller error for a workload.
 
@@ -98,7 +97,7 @@ def families_of(
         plan: strategy of least total error with Gaussian noise.
         budget: guarantee of a unit.
         folder: folder of solved strategies.
-        limit: compare at an equal share of what is left of it; ``None``: this answer alone.
+        room: compare at an equal share of what is left of it; ``None``: this answer alone.
 
     Raises:
         UsageError: neither family can answer.
@@ -108,13 +107,13 @@ def families_of(
     if delta > 0:
         mu = mu_of(epsilon, delta)
         gaussian = most = math.sqrt(plan.error / workload.weight) * contributions / mu
-        if limit is not None:
+        if room is not None:
             costs = Cost(epsilon, delta, mu, 0.0), Cost(epsilon, 0.0, None, 0.0)
-            allowed = [limit.holds(cost) > 0 for cost in costs]
+            allowed = [room.holds(cost) > 0 for cost in costs]
             if allowed[0] != allowed[1]:
                 most = 0.0 if allowed[0] else math.inf
             elif allowed[0]:
-                part = limit.equal_share(*costs)
+                part = room.equal_share(*costs)
     bound = math.sqrt(plan.floor / workload.weight)
     least = geometric_sd(contributions / (epsilon * part)) * bound if part else math.inf
     if gaussian is not None and least >= most:

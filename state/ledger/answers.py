@@ -120,7 +120,7 @@ class AnswerLog:
                 raise InvariantError("the charge is of the question's kind")
             if account.find(charge.name) is not None:
                 raise PolicyError("account.path", "has this run id already", "draw another one")
-            account.check([charge])
+            [charge] = account.check([charge])
             charge = self._ledger.append_charge(charge)
             self._ledger.ask(charge.run_id, request)
             if receipt is not None:

@@ -16,10 +16,8 @@ from typing import TypeVar
 
 import msgspec
 
-from dpstream.accounting.composition import epsilon_spent
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import BUSY_SECONDS
-from dpstream.accounting.plan.unit import composed
 from dpstream.state.ledger.events import (
     Charge,
     Head,
@@ -126,14 +124,6 @@ class Ledger(Log):
         """
         return list(self.history().charges)
 
-    def spent(self, delta: float) -> float:
-        """Return the smallest epsilon that all runs together spend at delta, rounded up.
-
-        Raises:
-            PolicyError: their costs cannot be composed.
-        """
-        return epsilon_spent(composed(self.entries()).spends, delta)
-
     def charge(self, charge: Charge) -> bool:
         """Charge a run unless the account's limit forbids it; atomic and durable.
 
@@ -160,7 +150,7 @@ class Ledger(Log):
             return False
         if accept is not None:
             accept(account)
-        account.check([charge])
+        [charge] = account.check([charge])
         self.append_charge(charge)
         return True
 

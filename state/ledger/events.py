@@ -37,8 +37,9 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.fields import FieldType
+from dpstream.accounting.filters import Parts
 from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.embedding import Embedding
 
 #: ``closed``: the boxes are closed for ever, nothing is paid.
@@ -169,6 +170,11 @@ class Charge(
         label: public name of what was run: the job, the tables of a statement, the census tables;
             absent where it has no name.  A session's charge names its analyst instead.
         epoch: 0, or how often the run was restored without a replay.
+        span: event times of all records that can change an output (`accounting.periods`), in
+            microseconds from the first to before the second, ``None`` without an end; without a
+            span the charge counts in every period of the account.
+        takes: whether it takes its periods for good, as a first charge that only its own pair fits
+            (`accounting.filters`); the account decides that.
 
     Raises:
         ValueError: a figure is negative, infinite or not a number.
@@ -189,6 +195,8 @@ class Charge(
     regions: RegionCharge | msgspec.UnsetType = msgspec.UNSET
     at: int | msgspec.UnsetType = msgspec.UNSET
     label: str | msgspec.UnsetType = msgspec.UNSET
+    span: tuple[int, int | None] | None = None
+    takes: bool = False
 
     def __post_init__(self) -> None:
         noise = (self.mu or 0.0, self.rho or 0.0)
@@ -201,6 +209,8 @@ class Charge(
             raise ValueError("a plain charge has all its delta in delta")
         if 0 in (self.periods, self.together) or min(self.periods or 1, self.together or 1) < 1:
             raise ValueError("a person has at least one unit")
+        if self.span is not None and self.span[1] is not None and self.span[0] >= self.span[1]:
+            raise ValueError("a span ends after its beginning")
 
     @property
     def name(self) -> str:
@@ -224,16 +234,16 @@ class Created(_Event, frozen=True, tag="created"):
     Attributes:
         id: random id of the account, 16 hexadecimal characters.
         data_set: name of the data set.
-        unit: name of the privacy unit.
-        type: type of its ids.
+        unit: the privacy unit, which never changes.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
+        parts: the division of the limit's delta (`accounting.filters`); ``None`` without a limit.
     """
 
     id: str
     data_set: str
-    unit: str
-    type: FieldType
+    unit: UnitIdentity
     limit: Limit | None
+    parts: Parts | None
 
 
 class LimitChanged(_Event, frozen=True, tag="limit"):

@@ -4,14 +4,19 @@ The limit is a part of the account.  A charge does not name one: `History.check`
 of the last entry about it, in the transaction that charges.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dpstream.accounting.errors import PolicyError
+import msgspec
+
+from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.plan.unit import Account, UnitIdentity
+from dpstream.accounting.filters import Limit as Filters
+from dpstream.accounting.limits import MAX_EPSILON
+from dpstream.accounting.periods import Spent, Verdict
+from dpstream.accounting.strength import MOST_DELTA
 from dpstream.state.ledger.events import (
-    RECORD,
     Charge,
     Closed,
     Created,
@@ -41,7 +46,6 @@ class History:
 
     Attributes:
         charges: in order; those of a session's table in its present space.
-        account: what they cost together.
         tables: ids of the tables of the account.
         closed: run ids that are never answered.
         receipts: digest of the receipt of each answered run.
@@ -50,7 +54,7 @@ class History:
 
     def __init__(self) -> None:
         self.charges = list[Charge]()
-        self.account = Account()
+        self._spent = list[Spent]()
         self.tables, self.closed, self.digests = set[str](), set[str](), list[str]()
         self.receipts = dict[str, str]()
         self._events = list[Event]()
@@ -75,6 +79,25 @@ class History:
     def limit(self) -> Limit | None:
         """The present limit; ``None``: each record has its own budget."""
         return self._limits[-1] if self._limits else None
+
+    @property
+    def spent(self) -> Spent:
+        """What the charges spend of each period of the account's unit.
+
+        Raises:
+            PolicyError: each record has its own budget.
+        """
+        self.persons_limit()
+        return self._spent[-1]
+
+    @property
+    def filters(self) -> Filters:
+        """The present limit with the filters that it is made of.
+
+        Raises:
+            PolicyError: each record has its own budget.
+        """
+        return Filters(*self.persons_limit(), required(self.created.parts, "a limit has parts"))
 
     def persons_limit(self) -> Limit:
         """Return the limit of an account whose unit has one.
@@ -132,10 +155,13 @@ class History:
             self.receipts[event.run_id] = event.digest
         elif isinstance(event, Charge):
             self.charges.append(event)
-            self.account.add(event)
+            if self._spent:
+                self._spent.append(self.spent.plus(event, takes=event.takes))
             self._names[event.name] = _Charged(event, digest)
         elif isinstance(event, Created | LimitChanged):
             self._limits.append(event.limit)
+            if isinstance(event, Created) and event.parts is not None:
+                self._spent.append(Spent.nothing(event.unit, event.parts.order))
         elif isinstance(event, Closed):
             self.closed.update(event.run_ids)
         elif isinstance(event, TableNamed):
@@ -163,7 +189,7 @@ class History:
             else:
                 del self.receipts[event.run_id]
         del self._events[entries:], self.digests[entries:]
-        self.account.cut(len(self.charges))
+        del self._spent[len(self.charges) + 1 if self._events else 0 :]
 
     def _count(self, charges: list[Charge]) -> None:
         """Replace the charges by the same charges in another space."""
@@ -173,58 +199,79 @@ class History:
 
     # --- what may be charged ---------------------------------------------------------------------
 
-    def check(self, more: Sequence[Charge]) -> None:
+    def check(self, more: Sequence[Charge]) -> list[Charge]:
         """Refuse charges that the account does not allow, for a run or a plan.
 
+        Returns:
+            The charges as they are appended, one after the other.
+
         Raises:
-            PolicyError: they would exceed the limit, or protect another unit.
+            PolicyError: no filter accepts one of them, or it protects another unit.
         """
+        accepted = list[Charge]()
+        spent = None if self.limit is None else self.spent
         for charge in more:
-            self.check_unit(charge)
-        if self.limit is not None and not self.within(more):
-            (epsilon, delta), number = self.limit, len(self.charges)
-            short, cost = self.account.shortage(more, delta)
-            raise PolicyError(
+            self._check_kind(charge)
+            if spent is None:
+                accepted.append(charge)
+                continue
+            verdict = spent.verdict(self.filters, charge)
+            if not verdict.accepted:
+                raise self._refusal(spent, charge, verdict)
+            takes = verdict.reason == "first"
+            accepted.append(msgspec.structs.replace(charge, takes=takes))
+            spent = spent.plus(charge, takes=takes)
+        return accepted
+
+    def _refusal(self, spent: Spent, charge: Charge, verdict: Verdict) -> PolicyError:
+        epsilon, delta = self.persons_limit()
+        if verdict.reason == "taken":
+            return PolicyError(
                 "account.limit",
-                f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and its {short} is too "
-                f"small: with the {number} charge{'s' * (number != 1)} before, this would spend "
-                f"{cost}",
-                f"spend less, continue a run on its own store, or {self.raising(more)}",
+                f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and the account's first "
+                "charge, which fits it by its own guarantee alone, has taken it for good",
+                "continue that run on its own store; other data need an account of their own: "
+                "`dpstream account create`",
             )
+        over = f"{100 * verdict.used:.4g}% of it" if math.isfinite(verdict.used) else ""
+        number = len(self.charges)
+        before = f"with the {number} charge{'s' * (number != 1)} before, " if number else ""
+        return PolicyError(
+            "account.limit",
+            f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and is too small: {before}this "
+            f"would spend {over or 'more than any part of it'}",
+            f"spend less, continue a run on its own store, or {self._raising(spent, charge)}",
+        )
 
     def raising(self, more: Sequence[Charge]) -> str:
-        """Return the last part of a fix: who can raise the limit, and what they type.
+        """Return the last part of a fix: who can raise the limit for charges that are too large,
+        and what they type.
 
         A limit is never raised unasked: it is what all releases together promise.
         """
-        command, needed = "dpstream account limit", None
-        if self.limit is not None:
-            needed = self.account.limit_for(more, *self.limit)
-        if needed is None:
+        spent = self.spent
+        for charge in more[:-1]:
+            spent = spent.plus(charge)
+        return self._raising(spent, more[-1])
+
+    def _raising(self, spent: Spent, charge: Charge) -> str:
+        command, filters = "dpstream account limit", self.filters
+        more, most = spent.raised(filters, charge), (MAX_EPSILON, MOST_DELTA)
+        if more is None or more[0] > most[0] or more[1] > most[1]:
             return f"ask the data steward for a larger limit (`{command}`)"
-        command += f" {self.created.data_set} --epsilon {exact(needed[0])}"
+        command += f" {self.created.data_set} --epsilon {exact(more[0])}"
         return (
             "ask the data steward to raise the limit, which is all that the charges together "
-            f"promise: `{command} --delta {exact(needed[1])}`"
+            f"promise: `{command} --delta {exact(more[1])}`"
         )
 
-    def within(self, more: Sequence[Charge]) -> bool:
-        """Return whether all charges and some more together are within the limit.
-
-        Raises:
-            PolicyError: their costs cannot be composed.
-        """
-        # A run per user is no mu-GDP run per (user, period): refused, or counted as several.
-        return self.limit is None or self.account.within(more, *self.limit)
-
-    def check_unit(self, charge: Charge) -> None:
-        """Refuse a charge for another unit than the account's.
+    def _check_kind(self, charge: Charge) -> None:
+        """Refuse a charge of records in an account of persons, and the reverse.
 
         Raises:
             PolicyError: the charge protects another unit.
         """
-        own = self.created
-        if own.unit == RECORD and own.limit is None:
+        if self.limit is None:
             if charge.kind != "session":
                 raise PolicyError(
                     "data_set",
@@ -232,21 +279,10 @@ class History:
                     "another privacy unit",
                     "give the persons' data an account of its own: `dpstream account create`",
                 )
-            return
-        if charge.kind == "session":
+        elif charge.kind == "session":
             raise PolicyError(
                 "data_set",
-                f"is an account of the privacy unit {own.unit}, and the records of a session table "
-                "have budgets of their own",
+                f"is an account of the privacy unit {self.created.unit.name}, and the records "
+                "of a session table have budgets of their own",
                 "give the table an account of its own: `dpstream session init`",
-            )
-        unit = UnitIdentity.read(charge.identity)
-        if (unit.name, unit.type) != (own.unit, own.type):
-            raise PolicyError(
-                "unit.name",
-                f"protects another privacy unit than the account, whose unit is {own.unit} "
-                f"({own.type})",
-                "name that unit's column; if it has another name here, rename it, or write "
-                'unit_column = "COLUMN" in a table of a data set whose unit.name is the '
-                "account's unit",
             )

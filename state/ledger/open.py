@@ -19,9 +19,10 @@ import msgspec
 
 from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
-from dpstream.accounting.fields import FieldType
+from dpstream.accounting.filters import default_parts, fitted_parts
+from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.state.ledger.contract import Ledger
-from dpstream.state.ledger.events import Created, Entry, Head, Limit, is_id, new_id
+from dpstream.state.ledger.events import Charge, Created, Entry, Head, Limit, is_id, new_id
 from dpstream.state.ledger.head import HeadFile
 from dpstream.state.ledger.history import History
 from dpstream.state.private_log import users_folder
@@ -299,31 +300,52 @@ def check_place(place: AccountPlace, created: Created) -> None:
 
 
 def create_account(
-    path: str | Path, data_set: str, unit: str, type_: FieldType, limit: Limit | None
+    path: str | Path,
+    data_set: str,
+    unit: UnitIdentity,
+    limit: Limit | None,
+    first: Charge | None = None,
 ) -> Created:
     """Make a new account, or return the one that the same call has made and nobody has used.
 
     So a command that was stopped behind the creation can be typed again.
 
     Args:
-        unit, type_: name and type of the privacy unit.
+        unit: the privacy unit; it never changes.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
+        first: charge of the job that the account is made for, into whose figures the limit is
+            divided (`accounting.filters.fitted_parts`); ``None``: it is divided by default.
 
     Raises:
         UsageError: there is another one already, or it may not be made there.
         PolicyError: another program's data is there.
         RunError: it cannot be reached.
     """
-    created = Created(new_id(), data_set, unit, type_, limit)
+    created = created_of(new_id(), data_set, unit, limit, first)
     check_names(data_set, created.id)
     if ledger_exists(path):
-        first, *later = [entry.event for entry in read_ledger(path)]
-        if isinstance(first, Created) and not later:
-            created = msgspec.structs.replace(created, id=first.id)
-        if first == created:
+        made, *later = [entry.event for entry in read_ledger(path)]
+        if isinstance(made, Created) and not later:
+            created = msgspec.structs.replace(created, id=made.id)
+        if made == created:
             return created
     make(path, created)
     return created
+
+
+def created_of(
+    id_: str,
+    data_set: str,
+    unit: UnitIdentity,
+    limit: Limit | None,
+    first: Charge | None = None,
+) -> Created:
+    """Return the first entry of an account; see ``create_account``."""
+    parts = None
+    if limit is not None:
+        cost = None if first is None else cost_to(unit, first).spend
+        parts = default_parts(*limit) if cost is None else fitted_parts(*limit, cost)
+    return Created(id_, data_set, unit, limit, parts)
 
 
 def make(path: str | Path, created: Created) -> None:

@@ -135,14 +135,14 @@ def _is_account(path: str) -> bool:
 def act(path: str, step: str, number: int) -> dict[str, Any]:
     """One step; what it says."""
     from dpstream.state.ledger.answers import AnswerLog, Decision
-    from dpstream.state.ledger.events import Closed, Created
-    from dpstream.state.ledger.open import AccountPlace, make, open_ledger
+    from dpstream.state.ledger.events import Closed
+    from dpstream.state.ledger.open import AccountPlace, created_of, make, open_ledger
     from dpstream.state.ledger.recovery import recover
     from tests import accounts
 
     if step == "make" and not _is_account(path):
         limit = (float(LIMIT), 1e-6)
-        make(path, Created(accounts.ID, "d", "user", "string", limit))
+        make(path, created_of(accounts.ID, "d", accounts.CREATED.unit, limit))
     if step == "make":
         return {"made": True}
     place = AccountPlace(path, "d", accounts.ID)

@@ -13,7 +13,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import Cost
-from dpstream.pipelines.ask.acceptance import Request, job_acceptance, limit_of, requests_acceptance
+from dpstream.pipelines.ask.acceptance import Request, job_acceptance, requests_acceptance, room_of
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
@@ -30,11 +30,11 @@ def test_an_account_in_figures(tmp_path: Path) -> None:
     assert acceptance.exit_code == 0 and acceptance.cost == (6.0, 1e-6)
     account = acceptance.account
     assert account is not None
-    assert (account["spent"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
+    assert (account["used"], account["charges"], account["limit"]["epsilon"]) == (0.0, 0, 8.0)
     run_id = ran(one)
     after = job_acceptance(one)
     assert (after.run_id, after.cost) == (run_id, None) and after.account is not None
-    assert after.account["spent"] == pytest.approx(account["with_this"])
+    assert after.account["used"] == pytest.approx(account["with_this"])
     again = job_acceptance(one, fresh=True)
     assert again.exit_code == PolicyError.exit_code and again.refusal is not None
     assert again.refusal.field == "account.limit"
@@ -189,14 +189,17 @@ def test_the_limit_and_all_charges(tmp_path: Path) -> None:
     with contextlib.closing(accounts.opened(path)) as ledger:
         for one in spent:
             ledger.transact(functools.partial(ledger.append, one))
-    limit = limit_of(read_history(place))
-    assert limit is not None and limit[1:] == (8.0, 1e-5)
-    assert limit.total.spends == 2 and limit.total.plain == 1 and limit.total.gauss == 0.25
-    more = limit_of(read_history(place), [frame_charge("c", None, 2.5)])
-    assert more is not None and more.total.plain == 3.5
+    unit = UnitIdentity.read(accounts.USER)
+    room = room_of(read_history(place), unit)
+    assert room is not None and room.limit[:2] == (8.0, 1e-5)
+    [piece] = room.spent.pieces
+    assert piece.total.spends == 2 and piece.total.plain == 1 and piece.total.gauss == 0.25
+    more = room_of(read_history(place), unit, [frame_charge("c", None, 2.5)])
+    assert more is not None and more.spent.pieces[0].total.plain == 3.5
     plain = Cost(1.0, 0.0, None, 0.0)
-    assert limit.holds(plain) - more.holds(plain) in (2, 3)
+    assert room.holds(plain) - more.holds(plain) in (2, 3)
+    assert room_of(read_history(place), UnitIdentity("other", "string")) is None
 
 
 def test_without_a_limit_there_is_none() -> None:
-    assert limit_of(History()) is None
+    assert room_of(History(), UnitIdentity.read(accounts.USER)) is None

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Created
-from dpstream.state.ledger.open import make
+from dpstream.state.ledger.open import created_of, make
 from tests import accounts
 from tests.pipelines.cli.called import call, printed
 from tests.pipelines.cli.mistakes import visits, with_account
@@ -248,9 +248,8 @@ def test_a_ledger_of_another_unit_refuses_both(name: str, tmp_path: Path) -> Non
     created, *_ = accounts.events(tmp_path / "ledger.db")
     (tmp_path / "ledger.db").unlink()
     assert isinstance(created, Created)
-    make(
-        tmp_path / "ledger.db", msgspec.structs.replace(created, unit="another", limit=(9.0, 1e-3))
-    )
+    unit = UnitIdentity("another", created.unit.type)
+    make(tmp_path / "ledger.db", created_of(created.id, created.data_set, unit, (9.0, 1e-3)))
     if name == "stream":
         for path in (*tmp_path.glob("*.db*"), tmp_path / "releases"):
             if path.name != "ledger.db":

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field
+from dpstream.accounting.plan.unit import identity_of
 from dpstream.pipelines.drafting.ask import Given, Person, answers
-from dpstream.pipelines.drafting.draft import Answers, Target
+from dpstream.pipelines.drafting.draft import Answers, Target, checked, project_text
 from dpstream.pipelines.drafting.target import (
     PRIVATE_FILES,
     Choice,
@@ -32,9 +34,11 @@ from dpstream.pipelines.drafting.target import (
     taken_account,
     target_of,
 )
+from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.project.project import load_project
 from tests import accounts
 from tests.pipelines.cli.called import call
+from tests.pipelines.jobs.test_charging import job
 from tests.projects import write_project
 
 
@@ -55,11 +59,11 @@ def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> No
 
 
 def test_places_for_no_job(tmp_path: Path) -> None:
-    for job, path, field in (
+    for name, path, field in (
         ("a b", "dpstream.toml", "--job"), ("a", "no/dpstream.toml", "--project"),
     ):  # fmt: skip
         with pytest.raises(DpstreamError) as error:
-            check_job(*project_at(tmp_path / path)[::2], job)
+            check_job(*project_at(tmp_path / path)[::2], name)
         assert error.value.field == field
 
 
@@ -199,7 +203,8 @@ def test_accounts_that_the_project_names_need_not_be_made(tmp_path: Path) -> Non
 
 def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
     limit = (2.0, 1e-6)
-    made = [new_account(tmp_path, "visits", USER, limit) for _ in range(3)]
+    first = job(tmp_path)
+    made = [new_account(tmp_path, "visits", first, limit) for _ in range(3)]
     assert len({path for path, _ in made}) == len({created.id for _, created in made}) == 3
     assert accounts.opened(tmp_path / made[0][0]).history().limit == limit
 
@@ -248,11 +253,17 @@ def test_nothing_is_made_before_all_is_decided(tmp_path: Path, replies: Answers)
     target = fresh(tmp_path, replies)
     assert target.sections == ("data_set.visits", "table.visits", "job.daily")
     assert sorted(tmp_path.iterdir()) == before
-    done, secret_made = made(target, replies)
+    drafted = checked(project_text(replies, target), target)
+    done, secret_made = made(target, drafted)
     new = done.new_data_set
     assert secret_made and new is not None and (tmp_path / new.secret).stat().st_mode & 0o77 == 0
-    assert accounts.opened(tmp_path / new.account).history().limit == (2.0, 2e-6)
-    assert not made(target._replace(new_data_set=new), replies)[1]  # the secret is used again
+    account = accounts.opened(tmp_path / new.account).history()
+    assert account.limit == (2.0, 2e-6)
+    # Whom the limit protects is what the job's budget covers, and the job leaves room.
+    assert account.created.unit == identity_of(drafted.plan)
+    [charge] = account.check([spend_of(drafted, allocate(drafted.plan), f"{1:032x}")])
+    assert not charge.takes
+    assert not made(target._replace(new_data_set=new), drafted)[1]  # the secret is used again
 
 
 def test_a_data_set_of_the_file_takes_no_account_or_secret(
@@ -262,7 +273,7 @@ def test_a_data_set_of_the_file_takes_no_account_or_secret(
     target = extended(tmp_path, replies, shop)
     assert target.new_data_set is None
     assert target.sections == ("table.visits2", "job.daily")
-    assert made(target, replies) == (target, False)
+    assert made(target, job(tmp_path)) == (target, False)
     for choice in (
         shop._replace(account="a.db"),
         shop._replace(new_account=True),

@@ -17,7 +17,8 @@ from dpstream.pipelines.render.account import (
 )
 
 ACCOUNT: dict[str, Any] = {
-    "data_set": "shop", "charges": 1, "spent": 1.2345678, "with_this": 2.0,
+    "data_set": "shop", "charges": 1, "used": 0.12345, "with_this": 0.25, "more": 3,
+    "filter": "plain", "period": None, "person": None,
     "limit": {"epsilon": 8.0, "delta": 1e-5},
 }  # fmt: skip
 ACCEPTED: dict[str, Any] = {
@@ -33,7 +34,10 @@ REFUSED = ACCEPTED | {
 def test_what_would_be_accepted() -> None:
     first, account, warning = acceptance_lines(ACCEPTED, "Can ask", ["weak"])
     assert first == "Can ask     yes: (1, 1e-09) would be charged before a record is read"
-    assert account.startswith("Account     shop: 1 charge spent epsilon 1.23457 of 8, 2 after")
+    assert account == (
+        "Account     shop: 1 charge used 12.4% of epsilon 8 at delta 1e-05, 25% after this one, "
+        "then 3 more like it (filter: sum of epsilons)"
+    )
     assert warning == "Warning     weak"
     free = accepted_lines(ACCEPTED | {"charged": None}, "Can run")
     assert free == ["Can run     yes: nothing more is charged"]
@@ -51,10 +55,10 @@ def test_a_refusal_has_its_fix_and_no_account() -> None:
 
 @pytest.mark.parametrize(
     ("with_this", "words"),
-    [(None, " of 8; at delta"), (math.inf, "no epsilon would be enough after this one")],
+    [(None, "epsilon 8 at delta 1e-05"), (math.inf, "more than all after this one")],
 )
 def test_what_an_account_would_have_spent(with_this: float | None, words: str) -> None:
-    account = ACCOUNT | {"with_this": with_this, "charges": 2_000}
+    account = ACCOUNT | {"with_this": with_this, "charges": 2_000, "filter": None}
     line = acceptance_lines(ACCEPTED | {"account": account})[1]
     assert words in line and "2,000 charges" in line
 
@@ -83,17 +87,30 @@ def test_project_environment_and_account_are_named() -> None:
     assert project == "Project     a/dpstream.toml" and account.startswith("Account     none")
 
 
-LEFT = {"epsilon": 1.0, "mu": 0.3, "rho": 0.05}
+def test_a_charge_that_only_its_own_guarantee_fits_says_that_nothing_may_follow() -> None:
+    account = ACCOUNT | {"with_this": 1.0, "filter": "first", "more": 0}
+    [_, line] = acceptance_lines(ACCEPTED | {"account": account})
+    assert line.endswith("nothing may follow")
+    account = ACCOUNT | {"filter": "renyi", "more": 0}
+    [_, line] = acceptance_lines(ACCEPTED | {"account": account})
+    assert line.endswith("then no more like it (filter: Renyi divergence)")
+
+
+LEFT = {"epsilon": 1.0, "mu": 0.3, "rho": 0.05, "delta": 4e-6}
 
 
 def test_what_is_left() -> None:
-    figures = ACCOUNT | {"unit": "user", "spent": {"epsilon": 7.0000001}, "left": LEFT,
-                         "warnings": ["weak"]}  # fmt: skip
+    figures = ACCOUNT | {
+        "unit": "user", "spent": {"epsilon": 7.0000001, "delta": 1e-5}, "used": 0.51234,
+        "left": LEFT, "warnings": ["weak"],
+    }  # fmt: skip
     assert budget_text(figures).splitlines() == [
         "Data set    shop, unit user, 1 charge",
         "Limit       epsilon 8 at delta 1e-05 per unit",
-        "Spent       epsilon 7.00001",
-        "Left        a plain epsilon 1, Gaussian noise of mu 0.3, or zCDP of rho 0.05",
+        "Spent       51.3% of the limit; epsilon 7.00001 at delta 1e-05 per unit, for charges "
+        "fixed beforehand",
+        "Left        a plain epsilon 1, Gaussian noise of mu 0.3, or zCDP of rho 0.05; thresholds "
+        "of delta 4e-06",
         "Warning     weak",
     ]
 
@@ -110,12 +127,12 @@ def test_events_are_listed_in_order() -> None:
         {"event": "created", "limit": None},
     ]  # fmt: skip
     figures = {
-        "id": "a7", "data_set": "shop", "unit": {"name": "user", "type": "string"},
-        "common_unit": "", "entries": [{"seq": n, **event} for n, event in enumerate(events)],
+        "id": "a7", "data_set": "shop", "unit": {"text": "user (string), all records"},
+        "entries": [{"seq": n, **event} for n, event in enumerate(events)],
         "spent": {"epsilon": None, "delta": 1e-5}, "limit": None, "left": None, "warnings": [],
     }  # fmt: skip
     assert view_text(figures).splitlines() == [
-        "Account     a7", "Data set    shop", "Unit        user (string)",
+        "Account     a7", "Data set    shop", "Unit        user (string), all records",
         "      0     created  limit epsilon 8, delta 1e-05",
         "      1     stream   ab epoch 1  2024-01-01T00:00:00Z  (1, 1e-09), mu 0.213",
         "      2     answered ab",
@@ -124,7 +141,7 @@ def test_events_are_listed_in_order() -> None:
         "      5     widened  table model m1 into m2",
         "      6     table    t",
         "      7     created",
-        "Spent       more than any epsilon at delta 1e-05 per unit, all together",
+        "Spent       more than any epsilon at delta 1e-05 per unit, for charges fixed beforehand",
         "Limit       none: each record has a budget of its own",
     ]  # fmt: skip
 

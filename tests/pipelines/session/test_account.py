@@ -35,7 +35,7 @@ def test_the_id_is_written_into_the_file(tmp_path: Path) -> None:
         load_config(path)
     assert caught.value.field == "data_set.small.account.id"
     config, made = named(path)
-    assert made and read_history(config.account).created.unit == "record"
+    assert made and read_history(config.account).created.unit.name == "record"
     line = f'account = {{ path = "ledger.db", id = "{config.account.id}" }}'
     assert path.read_text() == TEXT.replace(LINE, f"{line}   # mine")
     again, made = named(path)

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.query.calibration import Cost
-from dpstream.pipelines.ask.acceptance import limit_of
+from dpstream.pipelines.ask.acceptance import room_of
+from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import begin
 from dpstream.pipelines.workload import execute, registered
@@ -147,11 +148,11 @@ def test_a_strategy_by_name_is_for_gaussian_noise(tmp_path: Path) -> None:
 def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     survey(tmp_path, 300)
     answered(tmp_path, "out", "--mechanism", "geometric")
-    ledger = load_job(tmp_path / "dpstream.toml").ledger
-    assert ledger is not None
-    limit = limit_of(read_history(ledger))
-    assert limit is not None and float(limit.total.plain) == 6.0
-    assert limit.holds(Cost(6.0, 0.0, None, 0.0)) == 149
+    job = load_job(tmp_path / "dpstream.toml")
+    assert job.ledger is not None
+    room = room_of(read_history(job.ledger), unit_of(job))
+    assert room is not None and float(room.spent.pieces[0].total.plain) == 6.0
+    assert room.holds(Cost(6.0, 0.0, None, 0.0)) == 149
 
 
 @pytest.mark.parametrize(

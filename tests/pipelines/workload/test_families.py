@@ -6,9 +6,9 @@ from unittest import mock
 
 import pytest
 
-from dpstream.accounting.composition import Limit, Total
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.periods import Room
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.workloads.workload import Workload, marginals, over
@@ -17,6 +17,7 @@ from dpstream.pipelines.workload import families as module
 from dpstream.pipelines.workload.families import Budget, Families, families_of
 from dpstream.pipelines.workload.lattice import planned_purely
 from tests.accounting.strategies.cells.shapes import attributes
+from tests.accounts import room
 
 RANGES = over([16], ["range"])
 PLAN = auto(RANGES)
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("strategies")
 
 
-def of(folder: Path, budget: Budget, limit: Limit | None = None) -> Families:
+def of(folder: Path, budget: Budget, limit: Room | None = None) -> Families:
     return families_of(RANGES, PLAN, budget, folder, limit)
 
 
@@ -68,20 +69,20 @@ def test_errors_never_rise_with_epsilon_or_delta(folder: Path, contributions: in
 
 
 def test_at_an_equal_share_of_a_limit(folder: Path) -> None:
-    """83 Gaussian questions of (1, 1e-9) are within (8, 1e-5), and 8 geometric ones."""
-    assert of(folder, SMALL, Limit(Total(), 8.0, 1e-5)).taken == "gaussian"
+    """76 Gaussian questions of (1, 1e-9) are within (8, 1e-5), and 8 geometric ones."""
+    assert of(folder, SMALL, room((8.0, 1e-5))).taken == "gaussian"
     # Shares that are equal, or less for geometric noise, are compared as they are.
-    assert of(folder, SMALL, Limit(Total(), 1.0, 1e-9)).taken == "geometric"
-    assert of(folder, SMALL, Limit(Total(), 8.0, 1e-40)).taken == "geometric"
+    assert of(folder, SMALL, room((1.0, 1e-9))).taken == "geometric"
+    assert of(folder, SMALL, room((8.0, 1e-40))).taken == "geometric"
 
 
 def test_shares_decide_where_the_bound_does_not(folder: Path) -> None:
     """Geometric noise of its own epsilon is better, and of Gaussian noise's share it is not."""
-    families = of(folder, SMALL, Limit(Total(), 4.0, 1e-9))
+    families = of(folder, SMALL, room((4.0, 1e-9)))
     assert families.taken == "gaussian" and not families.least
     assert families.gaussian is not None and families.geometric is not None
     assert families.geometric < families.gaussian
-    assert of(folder, SMALL, Limit(Total(), 3.0, 1e-9)).taken == "geometric"
+    assert of(folder, SMALL, room((3.0, 1e-9))).taken == "geometric"
 
 
 def test_errors_are_those_of_all_records_of_a_unit(folder: Path) -> None:
@@ -92,21 +93,20 @@ def test_errors_are_those_of_all_records_of_a_unit(folder: Path) -> None:
 
 
 def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
-    spent = Total().plus(Cost(7.5, 0.0, None, 0.0))
     mostly = Budget(1.0, 1e-5, 1)
-    assert of(folder, mostly, Limit(Total(), 8.0, 1e-5)).taken == "gaussian"
-    assert of(folder, SMALL, Limit(spent, 8.2, 0.3)).taken == "gaussian"  # epsilon .7 is left
-    assert of(folder, SMALL, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
-    # Geometric noise of epsilon 6 has an error below 1, and no epsilon of 6 is left.
+    assert of(folder, mostly, room((8.0, 1e-5))).taken == "gaussian"
+    assert of(folder, SMALL, room((1.0, 1e-12))).taken == "geometric"
+    # Gaussian noise of mu 1.45 is spent: a little more of it is accepted, and no epsilon of 1.
+    spent = Cost(9.0, 0.0, 1.45, 0.0)
+    assert of(folder, SMALL, room((8.0, 1e-6))).taken == "gaussian"
     large = Budget(6.0, 1e-9, 1)
-    spent_half = Total().plus(Cost(3.0, 0.0, None, 0.0))
     alone = of(folder, large)
     assert alone.taken == "geometric" and alone.geometric is not None and alone.geometric < 1
-    assert of(folder, large, Limit(spent_half, 8.2, 0.3)).taken == "gaussian"
+    assert of(folder, large, room((8.0, 1e-6))).taken == "geometric"
+    assert of(folder, Budget(1.0, 1e-12, 1), room((8.0, 1e-6), spent)).taken == "gaussian"
     loose = Budget(1.0, 0.2, 1)
     assert of(folder, loose).taken == "gaussian"
-    assert of(folder, loose, Limit(Total(), 1.0, 1e-12)).taken == "geometric"
-    assert of(folder, SMALL, Limit(spent, 7.5, 1e-12)).taken in ("gaussian", "geometric")
+    assert of(folder, loose, room((1.0, 1e-12))).taken == "geometric"
 
 
 def test_one_that_cannot_answer(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.state.ledger.events import (
     Charge,
     Closed,
-    Created,
     Event,
     Head,
     LimitChanged,
@@ -32,6 +31,7 @@ from dpstream.state.ledger.events import (
     text_of,
     unpacked,
 )
+from tests import accounts
 from tests.state.ledger.conformance import charge
 
 
@@ -124,8 +124,8 @@ def test_what_is_not_known_is_refused_and_never_skipped(old: str, new: str) -> N
 
 
 EVENTS: tuple[Event, ...] = (
-    Created("0acc0acc0acc0acc", "flights", "user", "string", (1.0, 1e-6)),
-    Created("0acc0acc0acc0acc", "rides", "record", "string", None),
+    accounts.CREATED,
+    accounts.RECORDS,
     LimitChanged((2.0, 1e-6)),
     charge(1),
     Received("run", "digest"),

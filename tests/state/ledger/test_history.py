@@ -8,19 +8,21 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.state.ledger.events import (
+    Charge,
     Closed,
-    Created,
     Event,
     LimitChanged,
     Received,
     TableNamed,
+    text_of,
 )
 from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import created_of
 from tests import accounts
+from tests.accounting import adversary
 from tests.state.ledger.conformance import charge
 
-CREATED = Created(accounts.ID, "flights", "user", "string", accounts.LIMIT)
-RECORDS = Created(accounts.ID, "rides", "record", "string", None)
+CREATED, RECORDS = accounts.CREATED, accounts.RECORDS
 
 
 def book_of(*events: Event) -> History:
@@ -36,7 +38,7 @@ def state(account: History) -> object:
         account.entries, account.limit, list(account.charges), set(account.tables),
         set(account.closed),
         dict(account.receipts), account.digest_of(charge(1).name), account.find(charge(2).name),
-        account.within([charge(9, 3.0)]),
+        account.spent,
     )  # fmt: skip
 
 
@@ -71,6 +73,45 @@ def test_the_limit_is_the_last_that_was_set() -> None:
     with pytest.raises(PolicyError, match=r"epsilon 0\.5 at delta .*dpstream account limit"):
         account.check([charge(1, 1.0)])
     book_of(CREATED, LimitChanged((0.5, 1e-6)), LimitChanged((1.5, 1e-6))).check([charge(1, 1.0)])
+
+
+def test_an_adaptive_analyst_stays_within_the_limit() -> None:
+    """The best strategy against the account itself, `tests/accounting/adversary.py`; one of its
+    paths used to be 4.7 times the limit's delta."""
+
+    def accepts(charges: list[adversary.Charge]) -> bool:
+        made = [
+            Charge(f"{n:032x}", "q", accounts.USER, one.epsilon, one.delta, one.mu, 0.0)
+            for n, one in enumerate(charges)
+        ]
+        try:
+            checked = book_of(created_of(accounts.ID, "d", CREATED.unit, (1.0, 1e-6))).check(made)
+        except PolicyError:
+            return False
+        return not any(one.takes for one in checked)
+
+    analyst = adversary.Analyst(accepts, 1.0)
+    assert 0.7e-6 < analyst.delta(0.158, analyst.on_grid(0.5), 2, 2) <= 1e-6
+
+
+def test_a_first_charge_takes_the_account_for_good() -> None:
+    sharp = msgspec.structs.replace(charge(1, 4.0), delta=1e-6, threshold_delta=9e-7)
+    [first] = book_of(CREATED).check([sharp])
+    assert first.takes and not book_of(CREATED).check([charge(1)])[0].takes
+    account = book_of(CREATED, first, LimitChanged((50.0, 1e-4)))
+    with pytest.raises(PolicyError, match="taken it for good"):
+        account.check([charge(2, 0.01)])
+    assert '"takes":true' in text_of(first)
+
+
+def test_what_a_recovery_brings_back_may_be_over_the_limit() -> None:
+    """Nothing is asked, nothing is promised then, and every further charge is refused."""
+    account = book_of(CREATED, charge(1, 3.9), charge(2, 3.9))
+    [piece] = account.spent.pieces
+    assert piece.over(account.filters)
+    for little in (charge(3, 0.001), charge(3, 0.001, kind="table")):
+        with pytest.raises(PolicyError, match="2 charges before"):
+            account.check([little])
 
 
 def test_only_the_accounts_unit_is_charged() -> None:

@@ -10,7 +10,6 @@ from dpstream.state.ledger.events import Head, is_id
 from dpstream.state.ledger.open import (
     AccountPlace,
     check_names,
-    create_account,
     file_of,
     ledger_exists,
     limit_of,
@@ -29,7 +28,7 @@ def test_made_and_opened_again(tmp_path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True)
     path.touch()  # as a creation that was cut off leaves it
     assert not ledger_exists(path)
-    made = create_account(path, "flights", "user", "string", accounts.LIMIT)
+    made = accounts.created(path)
     assert ledger_exists(path) and is_id(made.id)
     place = AccountPlace(str(path), "flights", made.id)
     ledger = open_ledger(place)
@@ -43,7 +42,7 @@ def test_made_and_opened_again(tmp_path: Path) -> None:
 
 
 def test_ids_are_drawn(tmp_path: Path) -> None:
-    made = [create_account(tmp_path / f"{n}.db", "d", "u", "int", None) for n in range(3)]
+    made = [accounts.created(tmp_path / f"{n}.db") for n in range(3)]
     assert len({each.id for each in made}) == 3
 
 

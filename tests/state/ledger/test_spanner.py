@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.composition import within
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.ledger import contract
 from dpstream.state.ledger.lineage import enter
@@ -27,6 +26,7 @@ from dpstream.state.spanner.schema import create_tables, make_tables
 from dpstream.state.sqlite.file import create_store
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts, emulator
+from tests.accounts import within
 from tests.faults.unsure import Network
 from tests.lanes import few_first
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
