@@ -35,7 +35,7 @@ store = "STORE/s.db"
 shards = 3
 sink = { kind = "parquet", path = "SINK" }
 """
-ACCOUNT = 'account = { path = "book/ledger.db", limit = { epsilon = 30.0, delta = 0.05 } }'
+ACCOUNT = 'account = { path = "book/ledger.db", limit = { epsilon = 40.0, delta = 0.05 } }'
 
 
 def text_of(store: str = "state", sink: str = "out", account: bool = True) -> str:

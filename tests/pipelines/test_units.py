@@ -31,7 +31,7 @@ MONTHS = {
     "epsilon = 20.0": "epsilon = 1.0",
     "delta = 1e-2": "delta = 1e-7",
     'covers = "lifetime"': 'covers = "30d"',
-    "epsilon = 30.0, delta = 0.05": "epsilon = 1.46, delta = 1e-6",
+    "epsilon = 40.0, delta = 0.05": "epsilon = 1.46, delta = 1e-6",
 }
 ROWS = "user,page,time,arrival\n" + "".join(
     f"{u},p{u % 3},2024-01-{day:02d}T01:00:00Z,2024-01-{day:02d}T02:00:00Z\n"

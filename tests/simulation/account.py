@@ -223,7 +223,7 @@ def sabotage(name: str) -> None:
 
         mock.patch.object(sqlite.AccountStorage, "reading", unsynced).start()
     elif name == "no limit":
-        mock.patch.object(History, "check", lambda *_: None).start()
+        mock.patch.object(History, "check", lambda _, more: list(more)).start()
     elif name == "no head":
         mock.patch.object(HeadFile, "check", lambda *_: None).start()
     elif name == "shows what it drew":

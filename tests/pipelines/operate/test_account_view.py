@@ -153,7 +153,7 @@ def test_the_account_of_a_data_set(path: Path, tmp_path: Path) -> None:
     accounts.write(project, text_of())
     for named in ((), ("visits",)):
         account = view_of(*named, "--project", project)
-        assert account["limit"] == {"epsilon": 30.0, "delta": 0.05}
+        assert account["limit"] == {"epsilon": 40.0, "delta": 0.05}
         assert account["data_set"] == "visits"
         assert account["charges"] == 3 and account["left"]["epsilon"] > 20
     text, before = project.read_text(), path.read_bytes()
