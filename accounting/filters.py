@@ -49,6 +49,13 @@ from dpstream.accounting.composition import Spend, Total, divergence_of_response
 from dpstream.accounting.gaussian import bisected, delta_of, mu_of
 
 FilterName = Literal["plain", "gaussian", "renyi"]
+#: Filters, and the pot, as people read of them.
+NAMES = {
+    "plain": "sum of epsilons",
+    "gaussian": "Gaussian noise",
+    "renyi": "Renyi divergence",
+    "pot": "delta of thresholds and plain charges",
+}
 #: Shares of delta of an account that no job's plan decided; the Gaussian filter has the rest.
 _THRESHOLDS, _RENYI = 0.4, 0.3
 #: Least and largest order of a Renyi filter, and steps of the search for the best one.
@@ -211,6 +218,14 @@ class Limit(NamedTuple):
     def used(self, total: Total) -> float:
         """Return the share of the limit that some charges use: that of the filter of most room."""
         return min(self.shares(total).values())
+
+    def scarcest(self, total: Total) -> FilterName | Literal["pot"]:
+        """Return the part that decides: the pot, if it is used more than the filter of most room,
+        or else that filter.
+        """
+        shares = self.shares(total)
+        best = min(shares, key=shares.__getitem__)
+        return "pot" if self.pot_share(total) >= shares[best] else best
 
     def holds(self, total: Total, spend: Spend) -> int:
         """Return how many more charges like ``spend`` the filters accept, at most 2^40."""

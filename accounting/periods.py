@@ -53,15 +53,18 @@ class Verdict(NamedTuple):
 
     Attributes:
         accepted: whether it is accepted.
-        reason: the filter with the least room among those that accept it; ``first``: its own pair
+        reason: the filter that accepts it in the period of least room; ``first``: its own pair
             fits, and it takes its periods for good; ``taken``: refused, a first charge has taken
             one of its periods; ``room``: refused, in some period no filter has room.
         used: the largest share of the limit that its periods use with it; above 1 if refused.
+        part: what decides in the period of least room: a filter or the pot
+            (`filters.Limit.scarcest`).
     """
 
     accepted: bool
     reason: FilterName | Literal["first", "taken", "room"]
     used: float
+    part: FilterName | Literal["pot"]
 
 
 class Spent(NamedTuple):
@@ -116,23 +119,17 @@ class Spent(NamedTuple):
         Raises:
             PolicyError: it protects another unit, or nothing bounds its cost.
         """
-        spend = cost_to(self.unit, charge).spend
-        before, accepted = self.of(charge), list[tuple[float, FilterName]]()
-        used = 0.0
-        for piece in before:
-            total = piece.total.plus(spend)
-            used = max(used, limit.used(total))
-            accepting = limit.accepting(total)
-            if accepting:
-                accepted.append((limit.shares(total)[accepting[0]], accepting[0]))
+        spend, before = cost_to(self.unit, charge).spend, self.of(charge)
+        worst = max((piece.total.plus(spend) for piece in before), key=limit.used)
+        used, part, accepting = limit.used(worst), limit.scarcest(worst), limit.accepting(worst)
         if any(piece.taken for piece in before):
-            return Verdict(False, "taken", math.inf)
-        if len(accepted) == len(before):
-            return Verdict(True, max(accepted)[1], used)
+            return Verdict(False, "taken", math.inf, part)
+        if accepting:
+            return Verdict(True, accepting[0], used, part)
         fits = spend.epsilon <= limit.epsilon and spend.delta <= limit.delta
         if fits and all(not piece.total.spends for piece in before):
-            return Verdict(True, "first", 1.0)
-        return Verdict(False, "room", used)
+            return Verdict(True, "first", 1.0, part)
+        return Verdict(False, "room", used, part)
 
     def raised(self, limit: Limit, charge: Charged) -> tuple[float, float] | None:
         """Return nearly the least (epsilon, delta) of a raised limit that accepts a charge.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, left_text, up
+from dpstream.accounting.filters import NAMES
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
@@ -119,7 +120,7 @@ def _spending(account: dict[str, Any]) -> str:
         then = "; this one fits it by its own guarantee alone, and nothing may follow"
     elif accepting is not None:
         more = "no more like it" if not account["more"] else f"{account['more']:,} more like it"
-        then = f", {share_text(after)} after this one, then {more} (filter: {FILTERS[accepting]})"
+        then = f", {share_text(after)} after this one, then {more} (filter: {NAMES[accepting]})"
     elif after is not None:
         then = f", {share_text(after)} after this one"
     used = f"used {share_text(account['used'])}"
@@ -142,10 +143,6 @@ def _person(figures: dict[str, Any]) -> str:
         return "; a person of all periods: no bound, because a stream has no end"
     pair = guarantee_pair(epsilon, delta, digits=(4, 4))
     return f"; a person of all periods: {pair}, for charges fixed beforehand"
-
-
-#: Names of the filters of a limit for people (`accounting.filters`).
-FILTERS = {"plain": "sum of epsilons", "gaussian": "Gaussian noise", "renyi": "Renyi divergence"}
 
 
 def share_text(share: float) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.figures import exact
+from dpstream.accounting.filters import NAMES
 from dpstream.accounting.filters import Limit as Filters
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.periods import Spent, Verdict
@@ -233,13 +234,15 @@ class History:
                 "continue that run on its own store; other data need an account of their own: "
                 "`dpstream account create`",
             )
-        over = f"{100 * verdict.used:.4g}% of it" if math.isfinite(verdict.used) else ""
+        over = "more than any part of it"
+        if math.isfinite(verdict.used):
+            over = f"{100 * verdict.used:.4g}% of it ({NAMES[verdict.part]})"
         number = len(self.charges)
         before = f"with the {number} charge{'s' * (number != 1)} before, " if number else ""
         return PolicyError(
             "account.limit",
             f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and is too small: {before}this "
-            f"would spend {over or 'more than any part of it'}",
+            f"would spend {over}",
             f"spend less, continue a run on its own store, or {self._raising(spent, charge)}",
         )
 
