@@ -1,10 +1,11 @@
 """The parts of a plan that name columns: identifiers, published columns, the sums behind them."""
 
 import math
-from fractions import Fraction
 from typing import Literal
 
 import msgspec
+
+from dpstream.accounting.regions.amounts import exact
 
 FieldType = Literal["string", "int", "bool", "bytes"]
 KindName = Literal["count", "sum", "mean", "units"]
@@ -38,11 +39,8 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return (lo, hi) in grid units, snapped inward; exact in rationals."""
         if self.bounds is None:
             raise ValueError("only sum and mean have bounds")
-        grid = Fraction(str(self.grid))
-        return (
-            math.ceil(Fraction(str(self.bounds[0])) / grid),
-            math.floor(Fraction(str(self.bounds[1])) / grid),
-        )
+        low, high, grid = (exact(v, self.name, self.grid) for v in (*self.bounds, self.grid))
+        return math.ceil(low / grid), math.floor(high / grid)
 
 
 class ValueStream(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ floor(b) <= b: if the sum of ceil(w_i) is at most floor(b), that of the w_i is a
 import math
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import TypeGuard
 
 import numpy as np
 
@@ -27,13 +28,24 @@ MOST = int(limits.MAX_EPSILON) * MICRO
 Number = int | float | str | Decimal | Fraction
 
 
-def exact(value: Number, field: str) -> Fraction:
+def exact(value: Number, field: str, step: Number | None = None) -> Fraction:
     """Return a number as the decimal that it is written as.
+
+    The decimal of a power of two is cut off after 17 digits, and is then another number than the
+    float: bounds that are whole steps of such a grid would be a step short.  So a float that is a
+    whole number of steps of a power of two is itself.
+
+    Args:
+        step: of the grid that the number is read for, the number itself if it is the step.
 
     Raises:
         UsageError: it is no number, infinite or NaN.
     """
     try:
+        if _is_power_of_two(step) and isinstance(value, float) and math.isfinite(value):
+            number_of_steps = Fraction(value) / Fraction(step)
+            if number_of_steps.denominator == 1:
+                return Fraction(value)
         if isinstance(value, int | Fraction) and not isinstance(value, bool):
             return Fraction(value)
         number = Decimal(str(value))
@@ -42,6 +54,10 @@ def exact(value: Number, field: str) -> Fraction:
     except InvalidOperation:
         pass
     raise UsageError(field, "must be a finite number", "write a decimal such as 0.1")
+
+
+def _is_power_of_two(step: Number | None) -> TypeGuard[int | float]:
+    return isinstance(step, int | float) and step > 0 and math.frexp(step)[0] == 0.5
 
 
 def charge_of(value: Number, field: str = "budget") -> int:

@@ -201,8 +201,8 @@ def _line(dimension: Dimension) -> tuple[Fraction, Fraction, Fraction]:
             return Fraction(low), Fraction(high), Fraction(1)
         case Timestamp(low=low, high=high, step=step):
             return Fraction(low), Fraction(high), Fraction(step)
-        case Real(name=name, low=start, high=end, step=width):
-            return exact(start, name), exact(end, name), exact(width, name)
+        case Real():
+            return dimension.range
     raise TypeError(type(dimension))
 
 

@@ -13,6 +13,7 @@ learns so from the load.  An initial budget has no such choice: a record without
 no query can use.
 """
 
+import math
 from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
@@ -205,9 +206,9 @@ class Timestamp(Dimension, frozen=True, kw_only=True, tag="timestamp"):
 class Real(Dimension, frozen=True, kw_only=True, tag="real"):
     """Real numbers from ``low`` to before ``high``, by steps of a public grid.
 
-    The three are the decimals that they are written as, and ``high - low`` is a whole number of
-    steps.  A line of the grid is the float nearest to its decimal, so that 0.3 is on the third
-    line of step 0.1, wherever 0.3 / 0.1 falls.
+    The three are read by `amounts.exact`, and ``high - low`` is a whole number of steps.  A line
+    of the grid is the float nearest to its number, so that 0.3 is on the third line of step 0.1,
+    wherever 0.3 / 0.1 falls.
     """
 
     low: float
@@ -219,14 +220,20 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
         """The number of steps from low to high."""
         if self.step <= 0:
             return 0
-        low, high, step = (exact(v, self.name) for v in (self.low, self.high, self.step))
+        low, high, step = self.range
         return int((high - low) / step)
+
+    @property
+    def range(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Low, high and step."""
+        low, high, step = (exact(v, self.name, self.step) for v in (self.low, self.high, self.step))
+        return low, high, step
 
     def check(self) -> None:
         """Check also that the grid ends at ``high`` and that floats distinguish its lines."""
         super().check()
         low, step, scale = self.lines()
-        if low + step * self.values != exact(self.high, self.name) * scale:
+        if low + step * self.values != self.range[1] * scale:
             raise UsageError(
                 self.name, "must be a whole number of steps long", "move high to a multiple of step"
             )
@@ -239,13 +246,13 @@ class Real(Dimension, frozen=True, kw_only=True, tag="real"):
 
     def edge(self, value: Any) -> int:
         """Return the coordinate of a multiple of the step; below and above the range, its ends."""
-        low, step = exact(self.low, self.name), exact(self.step, self.name)
-        return self._clipped((exact(value, self.name) - low) / step)
+        low, _, step = self.range
+        return self._clipped((exact(value, self.name, self.step) - low) / step)
 
     def lines(self) -> tuple[int, int, int]:
         """Return (low, step, scale), whole numbers: line k is (low + k step) / scale."""
-        low, step = exact(self.low, self.name), exact(self.step, self.name)
-        scale = low.denominator * step.denominator
+        low, _, step = self.range
+        scale = math.lcm(low.denominator, step.denominator)
         return int(low * scale), int(step * scale), scale
 
     def _coordinates_of(self, values: Any) -> tuple[Int64, Bool]:

@@ -114,8 +114,8 @@ def _canonical(dimension: Dimension) -> list[object]:
             return ["integer", *common, low, high]
         case Timestamp(low=low, high=high, step=step):
             return ["timestamp", *common, low, high, step]
-        case Real(low=low, high=high, step=step):
-            return ["real", *common, *(str(exact(v, dimension.name)) for v in (low, high, step))]
+        case Real():
+            return ["real", *common, *map(str, dimension.range)]
         case Category(codes=codes):
             return ["category", *common, list(codes)]
         case Budget(kind=kind, most=most, step=step):

@@ -26,7 +26,7 @@ from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.errors import InvariantError, instance, required
 from dpstream.accounting.query.calibration import PartNoise, half_width
 from dpstream.accounting.query.parts import cells_of, middle_of, tree_of
-from dpstream.accounting.regions.amounts import MICRO, exact
+from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import (
     Budget,
     Category,
@@ -281,6 +281,5 @@ def _values(dimension: Dimension, at: list[int], begin: list[int]) -> pa.Array:
         return array([edge * dimension.step / MICRO for edge in at], pa.float64())
     if isinstance(dimension, Integer):
         return array([dimension.low + edge for edge in at], pa.int64())
-    dimension = instance(dimension, Real)
-    low, step = exact(dimension.low, dimension.name), exact(dimension.step, dimension.name)
+    low, _, step = instance(dimension, Real).range
     return array([float(low + step * edge) for edge in at], pa.float64())

@@ -23,7 +23,7 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, UsageError, required
-from dpstream.accounting.regions.amounts import MICRO, exact
+from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import club, cut, overlapped, stacked, taken, without
 from dpstream.accounting.regions.space import (
     Budget,
@@ -321,9 +321,12 @@ def _through(dimension: Dimension, value: Fraction | int) -> int:
         raise InvariantError("isinstance(dimension, Real | Timestamp)")
     if isinstance(dimension, Timestamp) and dimension.step == 1:
         return dimension.edge(floor(value) + 1)
-    if value < exact(dimension.low, dimension.name):
+    low, high = (
+        dimension.range[:2] if isinstance(dimension, Real) else (dimension.low, dimension.high)
+    )
+    if value < low:
         return 0
-    if value >= exact(dimension.high, dimension.name):
+    if value >= high:
         return dimension.values
     raise UsageError(
         dimension.name,

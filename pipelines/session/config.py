@@ -324,13 +324,13 @@ def _dimension(where: str, name: str, part: DimensionSection) -> AnyDimension:
         return _timestamp(where, part, common)
     step = Fraction(1)
     if part.step is not None:
-        step = exact(part.step, f"{where}.step")
+        step = exact(part.step, f"{where}.step", part.step)
     if part.type == "budget":
         step = step if part.step is not None else Fraction(1, MICRO)
         micro = _coordinates(f"{where}.step", step * MICRO, "millionths")
         common |= {"kind": part.kind or "epsilon", "most": part.most, "step": micro}
     if part.grid is not None:
-        common["grid"] = _steps(where, exact(part.grid, f"{where}.grid"), step)
+        common["grid"] = _steps(where, exact(part.grid, f"{where}.grid", part.step), step)
     if part.type == "category":
         codes = tuple(unicodedata.normalize("NFC", code) for code in part.values or ())
         return Category(codes=codes, **common)

@@ -59,8 +59,8 @@ def line(dimension: Dimension, coordinate: int) -> str:
     match dimension:
         case Integer(low=low):
             return str(low + coordinate)
-        case Real(low=low, step=step):
-            return decimal(exact(low, dimension.name) + coordinate * exact(step, dimension.name))
+        case Real(range=(low, _, step)):
+            return decimal(low + coordinate * step)
         case Timestamp(low=low, high=high, step=step):
             return f"'{time_text(moment_of(min(low + coordinate * step, high)))}'"
         case Budget(step=step):

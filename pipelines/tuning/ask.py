@@ -21,6 +21,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.regions.amounts import exact
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.accounting.tuning.answer import BIAS, KEY_RECORDS, expectation, rule_text
 from dpstream.accounting.tuning.question import (
@@ -140,17 +141,16 @@ def render(
 
 def in_column_units(low: int, high: int, grid: float) -> tuple[float, float]:
     """Return bounds in grid units as the column's numbers, which snap back to the same."""
-    unit = Fraction(str(grid))
-    return _outward(low, unit, -1), _outward(high, unit, 1)
+    return _outward(low, grid, -1), _outward(high, grid, 1)
 
 
-def _outward(units: int, grid: Fraction, sign: int) -> int | float:
+def _outward(units: int, grid: float, sign: int) -> int | float:
     """Return ``units`` of the grid as a number that snaps back to them (bounds snap inward)."""
-    exact = units * grid
-    if exact.denominator == 1:
-        return int(exact)
-    value = float(exact)
-    while (Fraction(str(value)) - exact) * sign < 0:
+    bound = units * exact(grid, "grid", grid)
+    if bound.denominator == 1:
+        return int(bound)
+    value = float(bound)
+    while (exact(value, "bounds", grid) - bound) * sign < 0:
         value = math.nextafter(value, sign * math.inf)
     return value
 

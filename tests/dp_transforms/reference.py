@@ -83,10 +83,11 @@ def on_grid(plan: Plan, value: float) -> tuple[int, ...]:
     out = []
     for a in plan.aggregates:
         if a.kind in ("sum", "mean") and not made_from_a_mean(plan, a):
-            grid = Fraction(str(a.grid))
+            # Floats divide exactly by a power of two; of other grids the decimals are meant.
+            number = Fraction if math.frexp(a.grid)[0] == 0.5 else lambda x: Fraction(str(x))
             assert a.bounds is not None
-            lo = math.ceil(Fraction(str(a.bounds[0])) / grid)
-            hi = math.floor(Fraction(str(a.bounds[1])) / grid)
+            lo = math.ceil(number(a.bounds[0]) / number(a.grid))
+            hi = math.floor(number(a.bounds[1]) / number(a.grid))
             scaled = min(max(round(Fraction(value / a.grid)), lo), hi)
             out.append(scaled - ((lo + hi) // 2 if a.kind == "mean" else 0))
     return tuple(out)

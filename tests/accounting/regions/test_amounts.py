@@ -24,6 +24,18 @@ def test_a_number_is_the_decimal_that_it_is_written_as() -> None:
     assert charge_of(1) == charge_of(Fraction(1)) == charge_of(np.float64(1)) == 1_000_000
 
 
+def test_a_float_on_a_grid_of_a_power_of_two_is_itself() -> None:
+    step = 2.0**-24
+    assert exact(step, "x", step) == Fraction(1, 1 << 24) != exact(step, "x")
+    assert exact(5 * step, "x", step) == Fraction(5, 1 << 24) != exact(5 * step, "x")
+    assert exact(-0.4, "x", 0.5) == Fraction(-2, 5) and exact("0.1", "x", step) == Fraction(1, 10)
+    # Whole numbers of other steps are decimals, wherever their floats fall.
+    assert exact(0.2, "x", 0.1) / exact(0.1, "x", 0.1) == 2
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(UsageError):
+            exact(wrong, "x", step)
+
+
 def test_charges_go_up_and_initial_budgets_down() -> None:
     assert charge_of("0.0000001") == 1 and initial_of("0.0000009") == 0
     assert charge_of("1.0000001") == 1_000_001 and initial_of("1.9999999") == 1_999_999

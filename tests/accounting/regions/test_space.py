@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions.embedding import Piece, embedding
 from dpstream.accounting.regions.space import (
     Budget,
     Category,
@@ -60,6 +61,21 @@ def test_reals_lie_between_the_lines_of_decimals() -> None:
     assert FARE.coordinates(below).at.tolist() == list(range(13))
     assert [FARE.edge(line) for line in lines] == list(range(14))
     assert not FARE.coordinates(np.array([np.nan, np.inf, -0.31])).usable.any()
+
+
+@pytest.mark.parametrize("step", [0.5, 2.0**-24, 2.0**-30])
+@pytest.mark.parametrize("first", [0, -5])
+def test_reals_lie_between_the_lines_of_a_power_of_two(step: float, first: int) -> None:
+    """Whose decimals have more digits than a float shows."""
+    dimension = Real(name="x", low=first * step, high=(first + 99) * step, step=step)
+    dimension.check()
+    lines = np.array([(first + n) * step for n in range(100)])
+    assert dimension.values == 99 and [dimension.edge(float(x)) for x in lines] == [*range(100)]
+    assert dimension.coordinates(lines).at[:-1].tolist() == list(range(99))
+    assert dimension.coordinates(np.nextafter(lines[1:], -9)).at.tolist() == list(range(99))
+    halved = Real(name="x", low=first * step, high=(first + 99) * step, step=step / 2)
+    [side] = embedding(Space((dimension, BUDGETS)), Space((halved, BUDGETS))).sides[:1]
+    assert side.pieces == (Piece(0, 198, 0, 2),)
 
 
 def test_instants() -> None:

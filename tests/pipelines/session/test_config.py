@@ -65,6 +65,13 @@ def test_a_small_table(tmp_path: Path) -> None:
     assert config.secret_source().kind == "insecure_test_secret"
 
 
+def test_cells_are_counted_in_steps_of_a_power_of_two() -> None:
+    part = {"type": "real", "low": 0, "high": 2.0**-4, "step": 2.0**-30, "grid": 3 * 2.0**-30}
+    config = config_of(changed("dimension", example()["table"]["rides"]["dimension"] | {"x": part}))
+    [x] = [dimension for dimension in config.table.dimensions if dimension.name == "x"]
+    assert (x.grid, x.values) == (3, 1 << 26)
+
+
 def test_places_and_rules_are_no_part_of_the_model() -> None:
     one, tables = config_of(example()), example()
     table = tables["table"]["rides"]

@@ -25,7 +25,7 @@ BOUNDS = ", bounds = [0, 120]"
 MEAN = f'aggregate.seconds = {{ kind = "mean", column = "seconds"{BOUNDS} }}\n'
 
 
-@pytest.mark.parametrize("grid", [1.0, 0.1, 0.01, 0.3, 1e-6, 0.7])
+@pytest.mark.parametrize("grid", [1.0, 0.1, 0.01, 0.3, 1e-6, 0.7, 0.25, 2.0**-24, 2.0**-30])
 @pytest.mark.parametrize(
     ("low", "high"),  # the last: the nearest float lies inside
     [(-7, 13), (0, 1), (-3_333_333, 10**7), (-835_840_887_170_031, 902_871_036_464_559)],
