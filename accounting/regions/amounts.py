@@ -24,6 +24,9 @@ from dpstream.accounting.errors import UsageError
 MICRO = 1_000_000
 #: The largest amount, in millionths.
 MOST = int(limits.MAX_EPSILON) * MICRO
+#: What points that are closed for ever have spent: no sum of charges is above the largest budget,
+#: so that a point which spent all of it stays open to what it paid for.
+CLOSED = MOST + 1
 
 Number = int | float | str | Decimal | Fraction
 

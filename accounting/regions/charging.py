@@ -17,12 +17,14 @@ pieces and whole regions add the amount to every point of the boxes, and coarsen
 point.  A query that is accepted has initial(p) - amount(p) >= its own amount at all of its points,
 so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
 
-**Closed boxes** count for ever as having spent all that any record could have.  **Why nothing there
-is answered any more.**  No initial budget is above ``MOST``, so a point that spent as much has
+**Closed boxes** count for ever as having spent more than any record could have (``CLOSED``).  **Why
+nothing there is answered any more.**  No initial budget is above ``MOST``, so such a point has
 nothing left, and every amount is above 0.  **Why it is sound:** a point's amount is raised or,
 where it was beyond all budgets already, lowered to one that refuses as well; the sum of what was
-charged there grows no more.  Closed boxes that meet are one region, so that a stream which closes
-what lies behind it holds one region for it.
+charged there grows no more.  **Why no open point counts as closed:** a region that pays has spent s
+of which initial - s >= a at a point of the query, so s + a <= initial <= ``MOST`` for all of it.
+Only coarsening closes a point that nobody closed, beside one that is.  Closed boxes that meet are
+one region, so that a stream which closes what lies behind it holds one region for it.
 """
 
 from typing import Any
@@ -31,7 +33,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.regions.amounts import MOST, check_amount
+from dpstream.accounting.regions.amounts import CLOSED, check_amount
 from dpstream.accounting.regions.boxes import (
     checked,
     club,
@@ -256,11 +258,11 @@ def close(spent: Spent, boxes: Any) -> Spent:
     touched = spent.near(checked_boxes)
     work = Work(spent, touched)
     for box in checked_boxes:
-        work.pay(box, MOST)
+        work.pay(box, CLOSED)
     closed = work.paid
-    work.amounts[closed] = MOST
+    work.amounts[closed] = CLOSED
     regions, amounts = work.boxes, work.amounts
     if points(taken(regions, closed)) == points(checked_boxes):  # exactly these: as they were named
         regions = stacked([taken(regions, ~closed), checked_boxes])
-        amounts = np.concatenate([amounts[~closed], np.full(len(checked_boxes), MOST)])
+        amounts = np.concatenate([amounts[~closed], np.full(len(checked_boxes), CLOSED)])
     return renewed(spent, spent.amounts.copy(), touched, *club(regions, amounts))

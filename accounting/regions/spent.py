@@ -104,7 +104,7 @@ class Spent:
         return instance(self.space.dimensions[self.place], Budget).step
 
     def most_in(self, boxes: Any) -> int:
-        """Return the most that a point of the boxes has spent, in millionths.
+        """Return the most that a point of the boxes has spent, in millionths; a closed one all.
 
         Raises:
             UsageError: if they are none, or no boxes of the space.
@@ -112,10 +112,10 @@ class Spent:
         checked_boxes = checked(self.space, boxes)
         if not len(checked_boxes):
             raise UsageError("boxes", "are none", "name at least one box")
-        return self.most_over(checked_boxes)
+        return min(self.most_over(checked_boxes), MOST)
 
     def most_over(self, boxes: Int64) -> int:
-        """Return ``most_in`` of boxes that were checked."""
+        """Return the most that a point of boxes that were checked has spent, or ``CLOSED``."""
         sizes = self.space.sizes
         return max(int(self.amounts[overlapped(self.boxes, b, sizes)].max()) for b in boxes)
 

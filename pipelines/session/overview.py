@@ -8,8 +8,7 @@ is looked at.
 any coordinate of the others, of ONE initial budget, which is named: points of a smaller one have
 less.  It shows the least that any open point of them has left, so that none has less than is
 shown: what a query over those points may ask at most.  Left out are points that were closed for
-ever, and those that have spent the most that any budget can be (`amounts.MOST`): neither has
-anything left, and the account does not tell them apart.  A pixel of none but those is blank.
+ever; a pixel of none but those is blank.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ import numpy as np
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import second_text
-from dpstream.accounting.regions.amounts import MICRO, MOST
+from dpstream.accounting.regions.amounts import CLOSED as CLOSED_AMOUNT
+from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
 from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Budget, Space
@@ -62,7 +62,7 @@ def overview(open_table: OpenTable, selection: Selection) -> dict[str, Any]:
 
 def _budget(space: Space, spent: Spent, boxes: Int64) -> dict[str, Any]:
     regions, amounts = _met(spent, boxes)
-    closed = amounts >= MOST
+    closed = amounts >= CLOSED_AMOUNT
     counted = amounts[~closed] if not closed.all() else np.zeros(1, np.int64)
     order = np.lexsort((np.arange(len(amounts)), -amounts))[: sentences.MOST_LISTED]
     return {
@@ -103,7 +103,7 @@ def _quotas(open_table: OpenTable) -> dict[str, Any]:
         quota = open_table.config.rules.quotas.of(kind, open_table.analyst)
         if quota is not None:
             mine = open_table.account.analyst_spent(kind, open_table.analyst)
-            charged = mine.amounts[mine.amounts < MOST]  # the rest is closed
+            charged = mine.amounts[mine.amounts < CLOSED_AMOUNT]  # the rest is closed
             most = int(charged.max(initial=0)) / MICRO
             quotas[kind] = {
                 "analyst": open_table.analyst,
@@ -179,7 +179,7 @@ def _edges(side: Int64) -> Int64:
 def _highest(spent: Spent, frame: Int64, across: tuple[int, Int64], up: tuple[int, Int64]) -> Int64:
     """Return (rows, columns) the most that an open point of a pixel has spent; -1 without one."""
     met = ((spent.boxes[:, :, 0] < frame[:, 1]) & (spent.boxes[:, :, 1] > frame[:, 0])).all(axis=1)
-    met &= spent.amounts < MOST
+    met &= spent.amounts < CLOSED_AMOUNT
     boxes, amounts = spent.boxes[met], spent.amounts[met]
     (x, columns), (y, rows) = across, up
     spans = np.stack(

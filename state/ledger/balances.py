@@ -54,7 +54,7 @@ from dpstream.state.seals import digest, sealed_text, unsealed_text
 #: (kind of budget, analyst).
 Owner = tuple[str, str]
 #: A program ignores what it does not know.
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

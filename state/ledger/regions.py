@@ -27,7 +27,7 @@ import msgspec
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import down
-from dpstream.accounting.regions.amounts import MICRO, MOST, check_amount
+from dpstream.accounting.regions.amounts import CLOSED, MICRO, check_amount
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, points, taken
 from dpstream.accounting.regions.charging import closable
 from dpstream.accounting.regions.spent import Spent
@@ -119,7 +119,7 @@ def check_draw(
     ]
     if sum(points(part) for part in inside) != points(read):
         raise UsageError("where", "reaches out of the allotment", "ask a part of it")
-    if state.spent[allotment.budget].most_over(read) >= MOST:
+    if state.spent[allotment.budget].most_over(read) >= CLOSED:
         raise PolicyError(
             "where", "reaches into a range that was closed for ever", "ask a range that is open"
         )
@@ -292,7 +292,7 @@ class RegionAccount:
 
         def shut() -> bool:
             state = self._refreshed()
-            if all(spent.least_over(closing_boxes) >= MOST for spent in state.spent.values()):
+            if all(spent.least_over(closing_boxes) >= CLOSED for spent in state.spent.values()):
                 return False
             region = RegionCharge.of(
                 "closed", 0, closing_boxes, closing_boxes, analyst, self._instant()

@@ -7,8 +7,9 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.regions import charging, space
 from dpstream.accounting.regions import charging as coarsening
 from dpstream.accounting.regions import spent as spending
-from dpstream.accounting.regions.amounts import MOST
+from dpstream.accounting.regions.amounts import CLOSED, MICRO, MOST
 from dpstream.accounting.regions.charging import ask, charge, closable, close
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import Spent, decide, restored, untouched
 from tests.accounting.regions.spaces import (
     amounts_of,
@@ -201,15 +202,28 @@ def closings(histories: int) -> None:
         before, boxes = amounts_of(spent), some_boxes(rng, space.sizes)
         inside = members(boxes, space.sizes)
         after = amounts_of(close(spent, boxes))
-        assert (after[inside] == MOST).all() and (after[~inside] == before[~inside]).all()
+        assert (after[inside] == CLOSED).all() and (after[~inside] == before[~inside]).all()
 
 
 def test_closed_points_have_spent_everything_and_no_other() -> None:
     closings(40)
 
 
+def test_closed_points_are_told_from_those_that_have_spent_the_largest_budget() -> None:
+    few = Space(
+        (Integer(name="x", low=0, high=3), Budget(name="initial", most=1_000.0, step=MICRO))
+    )
+    spent = charge(untouched(few, "epsilon"), few.box(x=(0, 2), initial=(1_000, None)), MOST)
+    spent = close(spent, few.box(x=(1, 3)))
+    assert MOST < CLOSED
+    assert [amounts_of(spent)[x, -1] for x in range(3)] == [MOST, CLOSED, CLOSED]
+    assert spent.most_in(few.box(x=(2, 3))) == spent.most_in(few.box(x=(0, 1))) == MOST
+    for x in range(3):
+        assert not decide(spent, few.box(x=(x, x + 1), initial=(1_000, None)), 1).accepted
+
+
 def test_closing_at_a_small_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charging, "MOST", 3)
+    monkeypatch.setattr(charging, "CLOSED", 3)
     with pytest.raises(AssertionError):
         closings(40)
 
@@ -220,7 +234,7 @@ def test_ranges_closed_one_after_the_other_are_one_region() -> None:
     for low in range(0, 60, 10):
         spent = charge(spent, space.box(x0=(low, low + 7), x1=(3, 60), initial=(1, None)), 1_000)
         spent = close(spent, space.box(x0=(low, low + 10)))
-    assert len(spent.boxes) == 2 and spent.amounts.max() == MOST
+    assert len(spent.boxes) == 2 and spent.amounts.max() == CLOSED
     box = space.box(x0=(50, 70), initial=(1_000, None))
     decision = decide(spent, box, 1, drop=True)
     assert decision.accepted and not decide(spent, box, 1).accepted
@@ -238,8 +252,8 @@ def test_under_a_full_cap_more_is_closed_never_less() -> None:
         boxes = some_boxes(rng, space.sizes)
         after = close(spent, boxes)
         assert len(after.boxes) <= cap
-        assert (amounts_of(after)[members(boxes, space.sizes)] == MOST).all()
-        assert (amounts_of(after) >= np.minimum(amounts_of(spent), MOST)).all()
+        assert (amounts_of(after)[members(boxes, space.sizes)] == CLOSED).all()
+        assert (amounts_of(after) >= amounts_of(spent)).all()
 
 
 def test_only_whole_cells_are_closed() -> None:

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions.amounts import MOST
+from dpstream.accounting.regions.space import Budget, Integer
+from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger.events import RegionCharge
-from dpstream.state.ledger.orders import Order
+from dpstream.state.ledger.orders import Order, SessionRefusedError
 from dpstream.state.ledger.regions import allotted
 from tests import accounts
+from tests.accounting.regions.spaces import amounts_of
 from tests.pipelines.session.people import PEOPLE, box
 from tests.state.ledger.region_conformance import Payer
 
@@ -96,6 +100,51 @@ def test_a_closed_range_is_closed_to_draws(account: Payer) -> None:
         account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: of)
     still = box(age=(10, 50), epsilon=(1.0, None))
     assert account.draw("d", run_id, "epsilon", 1, "alice", lambda _, of: still).charged
+
+
+def rich() -> SessionTable:
+    """Of records that may have the largest of all budgets."""
+    budget = Budget(name="epsilon", most=1_000.0, step=MOST // 4)
+    return SessionTable(name="rich", dimensions=(Integer(name="age", low=0, high=8), budget))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_paid_can_be_drawn_until_the_range_is_closed(tmp_path: Path, seed: int) -> None:
+    """Against a model of every point, some of which have spent the largest budget."""
+    rng, table = np.random.default_rng(seed), rich()
+    at_most = 0
+    with contextlib.closing(accounts.of_records(tmp_path / "ledger.db", "rich")) as ledger:
+        account = Payer(ledger, table)
+        spent, closed = np.zeros((8, 5), np.int64), np.zeros(8, np.bool_)
+        paid: list[tuple[str, slice]] = []
+        for turn in range(40):
+            low = int(rng.integers(0, 7))
+            ages = slice(low, int(rng.integers(low + 1, 9)))
+            if rng.random() < 0.05:
+                account.close_for_ever(table.space.box(age=(ages.start, ages.stop)), "steward")
+                closed[ages] = True
+            else:
+                read = table.space.box(age=(ages.start, ages.stop), epsilon=(1_000, None))
+                amount = MOST // 4 * int(rng.integers(1, 5))
+                order = Order("epsilon", amount, "ann", lambda _, of=read: of, allot=True)
+                enough = (MOST - spent[ages, 4] >= amount).all() and not closed[ages].any()
+                try:
+                    run_id = account.pay(f"a{turn}", order).run_id
+                except SessionRefusedError:
+                    assert not enough
+                else:
+                    assert enough
+                    spent[ages, 4] += amount
+                    paid.append((run_id, ages))
+            assert (amounts_of(account.spent("epsilon"))[~closed] == spent[~closed]).all()
+            for number, (run_id, ages) in enumerate(paid):
+                at_most += int((spent[ages, 4] == MOST).any() and not closed[ages].any())
+                try:
+                    account.draw(f"{turn} {number}", run_id, "epsilon", 1, "ann", lambda _, of: of)
+                    assert not closed[ages].any()
+                except PolicyError:
+                    assert closed[ages].any()
+    assert at_most > 0
 
 
 def _drawing(folder: Path, run_id: str, number: int) -> int:
