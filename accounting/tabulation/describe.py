@@ -225,7 +225,7 @@ def _suppressed_at(plan: TablePlan, level: Level, noise: Draws) -> int | None:
     """The count that a total must exceed to be kept, if any is suppressed."""
     chance = plan.parameters.zero_suppression
     never = plan.parameters.program == "h" or level.detailed or not chance
-    if never or noise.detail is None or not noise.detail.scale:
+    if never or noise.detail is None:
         return None
     return margins.quantile(noise.detail, chance)
 

@@ -7,8 +7,9 @@ all data cells that it yields.
 
 Zero suppression takes totals out of ``t1`` that were measured as totals in regions below the state:
 kept are those above the quantile of their noise at the chance, so that a group without anybody is
-kept with at most 1 - chance.  It compares the measured figure, before one below 0 is set to 0, and
-before step 1 is combined with it: which groups are kept does not depend on how they are estimated.
+kept with at most 1 - chance.  Without noise every quantile is 0, and totals of 0 are taken out, as
+production does.  It compares the measured figure, before one below 0 is set to 0, and before step 1
+is combined with it: which groups are kept does not depend on how they are estimated.
 
 Figures are sums of measured counts, those below 0 set to 0 before where they may not be published;
 or, ``combined``, least-squares estimates over both steps (`accounting.tabulation.margins`).
@@ -146,7 +147,7 @@ def _unsuppressed(
     """What is measured, without suppressed groups."""
     chance = parameters.zero_suppression
     suppressed = output.folder == "t1" and part.detail == 0 and not level.level.detailed
-    if not suppressed or chance == 0 or part.noise.scale == 0:
+    if not suppressed or chance == 0:
         return part
     mask = part.values[:, 0] > _quantile(part.noise, chance)
     first = None if part.first is None else part.first[mask]

@@ -69,6 +69,9 @@ def test_suppression_is_below_the_state_only() -> None:
     assert thresholds[USA.label] is None and thresholds["(STATE, 2)"] is None
     assert thresholds[COUNTY.label] == margins.quantile(Noise("discrete gauss", math.sqrt(10)), 0.9)
     assert describe(planned(persons()))["levels"][-1]["suppressed_at"] is None
+    budgets = {"t1t2": dict.fromkeys(US_LEVELS, math.inf)}
+    exact = describe(planned(persons(budgets=budgets, zero_suppression=0.9)))
+    assert {row["label"]: row["suppressed_at"] for row in exact["levels"]}[COUNTY.label] == 0
     assert (
         SUPPRESSED in description["notes"]
         and SUPPRESSED not in describe(planned(persons()))["notes"]

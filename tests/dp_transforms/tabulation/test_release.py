@@ -15,6 +15,9 @@ from tests.dp_transforms.tabulation.worlds import exact, parameters, world
 
 [PERSONS] = TABLES["p"]
 INF = float("inf")
+#: Detail that no group has; region types below the state.
+NEVER = {"t1t2": dict.fromkeys((*US_LEVELS, *PR_LEVELS), (1e6, 2e6, 3e6))}
+BELOW = {level.region_type for level in (*US_LEVELS, *PR_LEVELS) if not level.detailed}
 
 
 def test_headers_and_folders() -> None:
@@ -45,7 +48,8 @@ def test_without_noise_tables_of_persons_are_exact_counts() -> None:
             for code, only in zip(level.iterations.to_pylist(), level.total_only, strict=True):
                 group = (level.level, region, code)
                 name = [region, level.level.region_type, code]
-                t1.append([*name, str(truth[group])])
+                if truth[group] or level.level.detailed:  # no noise exceeds 0 below the state
+                    t1.append([*name, str(truth[group])])
                 bins = 0 if only else (0, 4, 9, 23)[
                     sum(truth[group] >= step for step in (4, 15, 60))
                 ]  # fmt: skip
@@ -169,15 +173,34 @@ def test_suppression_is_of_measured_totals_below_the_state() -> None:
     assert 0.5 < dropped / zeros < 1
 
 
+@pytest.mark.parametrize("chance", [0.0, 1e-6, 0.5, 0.99999])
+@pytest.mark.parametrize("budget", [INF, 10.0])
+def test_totals_of_zero_without_noise_are_suppressed_at_any_chance(
+    chance: float, budget: float
+) -> None:
+    """As production has it: COUNT > 0, and everything is kept at chance 0 alone."""
+    w = world(60, 1, budget=budget, zero_suppression=chance, thresholds=NEVER)
+    rows = [row for row in texts(w, PERSONS)["t1"] if row[1] in BELOW]
+    groups = sum(level.groups for level in w.domain.levels if level.level.region_type in BELOW)
+    counts = [int(row[3]) for row in rows]
+    if budget < INF:
+        assert chance > 0 or len(rows) == groups
+    elif chance == 0:
+        assert len(rows) == groups and 0 in counts
+    else:
+        truth: Counter[Any] = Counter()
+        for ((level, region, code), _), count in exact(w, PERSONS).items():
+            truth[region, level.region_type, code] += count * (level.region_type in BELOW)
+        assert {tuple(row[:3]): int(row[3]) for row in rows} == dict(+truth)
+
+
 def test_a_group_without_anybody_is_kept_at_most_so_often() -> None:
     """Also where figures below 0 are set to 0, and the quantile itself is below 0."""
-    never = {"t1t2": dict.fromkeys((*US_LEVELS, *PR_LEVELS), (1e6, 2e6, 3e6))}
     for chance in (0.3, 0.9):
-        w = world(0, zero_suppression=chance, allow_negative=False, thresholds=never)
+        w = world(0, zero_suppression=chance, allow_negative=False, thresholds=NEVER)
         rows = texts(w, PERSONS)["t1"]
-        below = [row for row in rows if row[1] in ("COUNTY", "TRACT", "PLACE", "AIANNH")]
-        all_ = sum(x.groups for x in w.domain.levels if x.level.region_type
-                   in ("COUNTY", "TRACT", "PLACE", "AIANNH"))  # fmt: skip
+        below = [row for row in rows if row[1] in BELOW]
+        all_ = sum(x.groups for x in w.domain.levels if x.level.region_type in BELOW)
         spread = 4 * (all_ * chance * (1 - chance)) ** 0.5
         assert len(below) <= all_ * (1 - chance) + spread
 

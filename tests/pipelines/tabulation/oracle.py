@@ -107,6 +107,14 @@ class Oracle:
         ).fetchall()
         return {row[:3]: row[3:] for row in rows}
 
+    def exact_t1(self) -> dict[tuple[str, ...], int]:
+        """What is published of totals without noise, where zeros are suppressed: below the state
+        those above 0."""
+        state = ("USA", "STATE", "PR-STATE")
+        return {
+            key: count for key, (count, *_) in self.totals().items() if count > 0 or key[1] in state
+        }
+
     def ages(self, bins: int) -> dict[tuple[str, ...], int]:
         """By group and (AGESTART, AGEEND, SEX): how many; those of nobody are not there."""
         edges = AGES[bins]

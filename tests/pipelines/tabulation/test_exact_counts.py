@@ -40,7 +40,8 @@ def test_cells_equal_an_independent_recount(exact: Office, tmp_path: Path) -> No
     executed(exact, out)
     oracle = Oracle(exact, "p", _STATES)
     totals = oracle.totals()
-    assert published(out / "t1") == {key: row[0] for key, row in totals.items()}
+    t1 = published(out / "t1")
+    assert t1 == oracle.exact_t1() and len(t1) < len(totals)
     ages = {bins: oracle.ages(bins) for bins in (4, 9, 23)}
     wanted = dict[tuple[str, ...], int]()
     for key, (total, level, only) in totals.items():
