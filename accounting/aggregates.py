@@ -435,7 +435,7 @@ def check(aggregate: Aggregate, index: int) -> None:
     """Refuse a column whose sensitivity is not bounded by public figures.
 
     Raises:
-        UsageError: names the field of the job's ``[[aggregate]]`` table number ``index``.
+        UsageError: names the field of the job's aggregate number ``index``.
     """
     where = f"aggregate[{index}]"
     if not aggregate.name or aggregate.name.startswith("_"):

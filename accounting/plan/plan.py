@@ -153,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "aggregate",
                 f"needs 1 to {limits.MAX_AGGREGATES} entries",
-                "add [[aggregate]] tables",
+                'write e.g. aggregate.records = { kind = "count" } in the job',
             )
         if self.record_id is not None and self.record_id.type == "bool":
             raise UsageError("table.record_id", "cannot tell records apart", "name an id column")

@@ -275,7 +275,7 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
     query = source.query
     public = {} if keys is None else {"public_keys": glob.escape(keys)}
     for table in () if query is None else query.look_up:
-        public[f"look_up.{table.name}.path"] = str(folder / table.path)
+        public[f"table.{table.name}.path"] = str(folder / table.path)
     if public and source.path and "://" not in source.path:
         path = glob.escape(source.path) if source.kind == "folder" else source.path
         files = {field: files_at(pattern) for field, pattern in public.items()}

@@ -121,13 +121,12 @@ def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
     if numbered and int(numbered[1]) < len(job.aggregate):
         field = f"aggregate.{list(job.aggregate)[int(numbered[1])]}{field[numbered.end() :]}"
     first = re.split(r"[.\[]", field)[0]
-    if first in _SECTIONS:
+    names_table = any(f"{field}.".startswith(f"table.{other}.") for other in project.sections.table)
+    if first in _SECTIONS and not names_table:
         section, own = _SECTIONS[first]
         place = section.format(table=job.table, data_set=data_set)
         field = f"{place}.{field.removeprefix(own)}"
-    elif first == "look_up":
-        field = f"table.{field.removeprefix('look_up.')}"
-    elif first in job.__struct_fields__:
+    elif first in job.__struct_fields__ and not names_table:
         field = f"job.{name}.{field}"
     raise type(error)(field, error.rule, error.fix) from None
 

@@ -35,7 +35,7 @@ GIVEN_COLUMNS = {f"_{stamp}" for stamps in GIVEN_STAMPS.values() for stamp in st
 
 
 class LookUpConfig(Section, frozen=True):
-    """``[[source.query.look_up]]``: a public table that the query may look up by its key.
+    """A public table that a job's query may look up by its key.
 
     Attributes:
         name: the table's name in the query's text.
@@ -51,7 +51,7 @@ class LookUpConfig(Section, frozen=True):
 
 
 class QueryConfig(Section, frozen=True):
-    """``[source.query]``: a row-local SELECT that every row of the source goes through first; see
+    """A row-local SELECT that every row of the source goes through first; see
     `pipelines.statements.row_local`.
 
     Attributes:
@@ -205,7 +205,7 @@ class SinkConfig(SinkSection, frozen=True):
 
 
 class PerformanceConfig(Section, frozen=True):
-    """``[performance]``: no field changes a released byte.
+    """How a job runs: no field changes a released byte.
 
     Attributes:
         batch_rows: rows of an Arrow batch at ingest.

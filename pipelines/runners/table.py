@@ -449,7 +449,7 @@ def _refuse_leaks(options: PipelineOptions) -> None:
         raise UsageError(
             "--direct_num_workers",
             "must be 1: several processes would share one worker's state",
-            "leave it out; [performance] threads uses more cores",
+            "leave it out; threads = 4 in [job.NAME] uses more cores",
         )
     if direct.direct_running_mode != "in_memory":
         # Also with one worker: records would go through a port that lets other machines in, and
@@ -457,7 +457,7 @@ def _refuse_leaks(options: PipelineOptions) -> None:
         raise UsageError(
             "--direct_running_mode",
             "must be in_memory: the flow's stages share one process",
-            "leave it out; [performance] threads uses more cores",
+            "leave it out; threads = 4 in [job.NAME] uses more cores",
         )
     if "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []):
         raise UsageError(

@@ -303,7 +303,7 @@ RULES: dict[str, Rule] = {
     ),
     "stream-join": Rule(
         "joins a stream with something that is not a public table of its job",
-        "join public tables of [[source.query.look_up]] by their keys only",
+        "join tables of the project file with public = true by all of their key_columns",
         privacy=True,
     ),
     "stream-look-up": Rule(

@@ -53,7 +53,6 @@ from dpstream.pipelines.tables.columns import ROW, TYPES, UNIT_TYPES, file_colum
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.closing import Closing
 
-_LOOK_UP = "look_up"
 _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}
 _CAST = {"DATE": "date", "NUMERIC": "decimal"}
 
@@ -67,7 +66,7 @@ def look_up_table(config: LookUpConfig, folder: Path) -> Table:
     Raises:
         UsageError: its name, place or columns are not usable.
     """
-    where, name = f"{_LOOK_UP}.{config.name}", config.name.lower()
+    where, name = f"table.{config.name}", config.name.lower()
     if not name.isidentifier() or not name.isascii():
         raise UsageError(where, "is not a usable name", "use letters, digits and _")
     kind, place = kind_of(where, config.path, None, folder)
@@ -81,7 +80,7 @@ def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
         UsageError: there are none, or one is no column of it.
     """
     where, key = (
-        f"{_LOOK_UP}.{config.name}.key_columns",
+        f"table.{config.name}.key_columns",
         sorted({name.lower() for name in config.key}),
     )
     if not key:
@@ -102,7 +101,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     table, key = tables.tables[name], list(tables.keys[name])
     if any(tables.types[name][column] not in KEYED for column in key):
         raise UsageError(
-            f"{_LOOK_UP}.{name}.key_columns",
+            f"table.{name}.key_columns",
             "has a key of a type whose equal values can differ",
             "use STRING, INT64, BOOL, BYTES, DATE, TIMESTAMP or DATETIME",
         )
@@ -114,7 +113,7 @@ def look_up_rows(tables: RowTables, name: str) -> pa.Table:
     rows = rows.sort_by([(column, "ascending") for column in key]).combine_chunks()
     if rows.group_by(key).aggregate([]).num_rows != rows.num_rows:
         raise PolicyError(
-            f"{_LOOK_UP}.{name}.key_columns",
+            f"table.{name}.key_columns",
             "has rows with one key, so that a row could be counted twice",
             "declare a key that is unique, or remove the rows",
         )
@@ -193,19 +192,21 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
         UsageError: columns or tables are not usable.
     """
     config = source.query or QueryConfig()
-    declared = config.columns
+    where, declared = f"table.{config.table}", config.columns
     if declared is None:
-        names, types = _own_columns(source)
+        names, types = _own_columns(where, source)
     else:
         names = {name.lower(): name for name in declared}
-        types = file_columns(FIELD, source.kind, source.path, declared)
+        types = file_columns(where, source.kind, source.path, declared)
     own, kind = unit.column.lower(), UNIT_TYPES[unit.type]
     declares = declared is not None and types.get(own, kind) != kind
     if declares or names.get(own, unit.column) != unit.column:
         raise UsageError(
-            "table.columns", "has another type of the unit than the data set", "correct one of them"
+            f"{where}.columns",
+            "has another type of the unit than the data set",
+            "correct one of them",
         )
-    types = types | file_columns("table.columns", "stream", "", {own: kind})
+    types = types | file_columns(where, "stream", "", {own: kind})
     source_name = config.table.lower()
     if not source_name.isidentifier() or not source_name.isascii():
         raise UsageError("table", "is not a usable name in SQL", "use letters, digits and _")
@@ -215,7 +216,7 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     for one in config.look_up:
         table = look_up_table(one, folder)
         if table.name in named_tables:
-            raise UsageError(f"look_up.{one.name}", "is there twice", "choose another name")
+            raise UsageError(f"table.{one.name}", "is there twice", "choose another name")
         named_tables[table.name] = table
         keys[table.name] = key_of(one, table)
     identity = UnitIdentity(unit.column, unit.type)
@@ -223,9 +224,9 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     return Readable(tables, names | {own: unit.column}, config.look_up)
 
 
-def _own_columns(source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
+def _own_columns(where: str, source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
     """Names and types of a Parquet source's columns, from the first file's footer."""
-    types = file_columns(FIELD, source.kind, source.path, None)
+    types = file_columns(where, source.kind, source.path, None)
     schema = pq.read_schema(sorted(glob.glob(source.path, recursive=True))[0])
     return {name.lower(): name for name in schema.names if name.lower() in types}, types
 

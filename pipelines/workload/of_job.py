@@ -118,5 +118,5 @@ def check_job(job: Job) -> None:
         raise UsageError(
             "aggregate",
             "a workload is asked of one count or one sum",
-            "keep one [[aggregate]] of kind 'count' or 'sum'",
+            'keep one, such as aggregate.records = { kind = "count" }',
         )

@@ -11,7 +11,7 @@ import pytest
 from dpstream.state import open as stores
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import Hour
+from tests.pipelines.cli.mistakes import PROJECT, Hour
 from tests.pipelines.cli.test_init import ROLES, ROWS
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
@@ -89,6 +89,62 @@ def test_a_limit_that_holds_for_all_periods_of_a_unit(
     assert call(*fix).exit_code == 0
     after = call(*words)
     assert after.exit_code == 0, after.output
+
+
+def aggregate_of(fix: str) -> str:
+    """The line of a published column that a fix shows."""
+    return re.findall(r"aggregate\.\w+ = \{[^}]*\}", fix)[0]
+
+
+def test_more_cores_are_used_by_threads(hour: Hour) -> None:
+    for flag in ("--direct_num_workers=2", "--direct_running_mode=multi_processing"):
+        assert hour.run(flag) == 2
+        threads = hour.fix_part(r"threads = \d+ in \[job\.NAME\]").partition(" in ")[0]
+        if flag.startswith("--direct_num"):
+            hour.edit("contributions = 4\n", f"contributions = 4\n{threads}\n")
+    assert hour.run() == 0
+
+
+def test_a_job_without_columns(hour: Hour) -> None:
+    columns = PROJECT.partition('key = ["page"]\n')[2].partition("start =")[0]
+    hour.edit(columns, "aggregate = {}\n")
+    assert hour.run() == 2
+    hour.edit("aggregate = {}\n", aggregate_of(hour.fix) + "\n")
+    assert hour.run() == 0
+
+
+def test_a_workload_of_a_job_with_two_columns(hour: Hour) -> None:
+    Path("pages.json").write_text(PAGES)
+    words = ("workload", "answer", "pages.json", "--out", "answers", "--dry-run", "--json")
+    refusal = call(*words)
+    assert refusal.exit_code == 2
+    fix = aggregate_of(json.loads(refusal.stderr.splitlines()[-1])["fix"])
+    columns = PROJECT.partition('key = ["page"]\n')[2].partition("start =")[0]
+    hour.edit(columns, fix + "\n")
+    assert call(*words).exit_code == 0
+
+
+def test_a_stream_joins_public_tables_by_their_keys(hour: Hour) -> None:
+    """A table of text says its columns, in the section that the fix names."""
+    hour.csv()
+    Path("pages.csv").write_text("page,section\npage 0,a\npage 1,b\npage 2,b\n")
+    select = "SELECT v.page, v.amount FROM visits AS v JOIN {} AS p ON v.page = p.page"
+    Path("rows.sql").write_text(select.format("visits"))
+    hour.edit('key = ["page"]\n', 'key = ["page"]\nquery = "rows.sql"\n')
+    for name, columns in (("visits", 'page = "STRING", amount = "FLOAT64"'), ("", "")):
+        assert hour.run() == (2 if name else 3), hour.message
+        if name:
+            section = hour.fix_part(r"\[[\w.]+\]")
+            hour.edit(f"{section}\n", f"{section}\ncolumns = {{ {columns} }}\n")
+    public = hour.fix_part("public = true")
+    assert hour.fix_part("key_columns")
+    table = f'[table.pages]\npath = "pages.csv"\n{public}\nkey_columns = ["page"]\n[job.daily]\n'
+    hour.edit("[job.daily]\n", table)
+    Path("rows.sql").write_text(select.format("pages"))
+    assert hour.run() == 2
+    section = hour.fix_part(r"\[[\w.]+\]")
+    hour.edit(f"{section}\n", f'{section}\ncolumns = {{ page = "STRING" }}\n')
+    assert hour.run() == 0, hour.message
 
 
 def test_a_plan_of_a_changed_job(hour: Hour) -> None:

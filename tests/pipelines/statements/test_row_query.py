@@ -68,7 +68,7 @@ def test_keys_are_unique_as_they_are_compared(tmp_path: Path) -> None:
 def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
     with pytest.raises(DpstreamError) as caught:
         _rows(tmp_path, *_LINES, key=key)
-    assert caught.value.field.startswith("look_up.") and caught.value.fix
+    assert caught.value.field.startswith("table.") and caught.value.fix
 
 
 @pytest.mark.parametrize(
