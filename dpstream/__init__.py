@@ -16,6 +16,8 @@ Names are loaded when they are asked for, so that ``import dpstream`` costs noth
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dpstream.accounting.beam_warnings import drop_import_warnings
+
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
     from dpstream.accounting.fields import Aggregate, Field
@@ -124,6 +126,8 @@ __all__ = [
     "sum",
 ]
 
+
+drop_import_warnings()
 
 if not TYPE_CHECKING:
 
