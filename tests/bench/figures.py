@@ -1,28 +1,40 @@
 """The headline figures, measured, and held against what is recorded.
 
     make figures                                            # measure and compare
-    python -m tests.bench.figures --record "why it changed" # measure and record
+    python -m tests.bench.figures --record "why"            # measure and record one more run
+    python -m tests.bench.figures --record "why" --anew "1000k users: cpu" ...  # and forget earlier
 
-Speed and memory are ratios to a non-private pipeline of the same shape in the same run, or to
-another baseline beside it, so that they hold on a slower machine; of CPU seconds the least of
-five runs on either side counts, which other work on the machine disturbs least (the least of three
-differed by up to 40% between two runs of one commit).  Keys and errors are those of a fixed key
-and differ by a percent: the plan's hash, which names the noise, covers where the input stands.  A
-figure that differs by more than its tolerance fails, whichever way: what the README says is then
-no longer true, and a change that was meant is recorded with its reason.
+Every figure is a ratio within one run, so that it holds on another machine: CPU time and memory of
+a job to those of a non-private pipeline of the same shape, CPU time of a command to that of the
+imports that it stands on, draws and commits of a CPU second to those of a baseline beside them.
+Of CPU seconds the least of five runs on either side counts, which other work on the machine
+disturbs least.  Jobs use one thread, as the pipeline beside them does: two that share a core's
+memory cost more CPU time, how much more depends on the machine.  Keys and errors are those of a
+fixed key and differ by a percent: the plan's hash, which names the noise, covers where the input
+stands.
+
+**What is recorded** (`tests/bench/figures.json`, ``runs``) are whole runs, of different days and
+machines.  A figure's reference is the median of its recorded runs.  Its margin is made from their
+spread, in logarithms: three times the standard deviation of its own runs or of all figures of its
+kind, pooled, whichever is larger, at least LEAST.  Of fewer than ENOUGH runs the margin is the
+kind's in TOLERANCES.  A figure beyond its margin fails, whichever way: what the README says is then
+no longer true.  A change that was meant is recorded with its reason, and ``--anew`` forgets the
+earlier runs of the figures that it changed, or of all if it names none.
 """
 
 import argparse
 import hashlib
 import json
 import logging
+import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.secret import new_secret
@@ -37,9 +49,16 @@ from tests.bench.paper.truth import Truth, errors, load
 
 EXAMPLE = Path(__file__).parents[2] / "pipelines" / "examples" / "flights.toml"
 RECORDED = Path(__file__).with_name("figures.json")
-#: How far a figure may lie from the recorded one, by the last word of its name.
-TOLERANCES = {"cpu": 0.2, "speed": 0.2, "share": 0.2, "memory": 0.1, "keys": 0.1, "l1": 0.1}
+#: Runs that a margin is made from, how many standard deviations it has, and its least.
+ENOUGH, DEVIATIONS, LEAST = 5, 3.0, 0.05
+#: How far a figure of fewer runs may lie from their median, by the last word of its name.
+TOLERANCES = {
+    **{"cpu": 0.3, "start": 0.3, "speed": 0.3, "share": 0.3},
+    **{"memory": 0.1, "keys": 0.1, "l1": 0.1},
+}
 REPEATS = 5
+#: Stands for no key at all, in logarithms.
+_NONE = 0.5
 TRIGGERS, CONTRIBUTIONS = 100, 32
 
 Figures = dict[str, float]
@@ -78,7 +97,7 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
 def _job(frame: Frame, mode: str) -> Path:
     """A job under a fixed key and run id: its keys and errors differ by a percent at most."""
     named = parse_mode(mode)
-    fixed = {**named.fields, "insecure_test_run_id": "f1" * 16}
+    fixed = {**named.fields, "insecure_test_run_id": "f1" * 16, "threads": 1}
     setting = Setting(Mode(named.name, fixed), TRIGGERS, CONTRIBUTIONS)
     job = write_job(frame, setting)
     (job.parent / "noise.secret").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
@@ -95,29 +114,30 @@ def outside(run: dict[str, Any]) -> float:
     return 1 - float(sum(run["stage_cpu_seconds"].values())) / float(run["cpu_seconds"])
 
 
-def one_shot(folder: Path, say: Say) -> Figures:
+def one_shot(folder: Path, records: int, say: Say) -> Figures:
     """One trigger, a count and a sum, beside the plain pipeline."""
     say("one shot")
     data = folder / "shot.parquet"
-    oneshot.write_records(data, 1_000_000, 100_000, 1_000)
+    oneshot.write_records(data, records, records // 10, 1_000)
     frame = Frame(data, "int", folder / "runs", 1.0, 1e-6, 2)
+    setting = Setting(Mode("sticky", {**parse_mode("sticky").fields, "threads": 1}), 1, 10)
     pairs = []
     for _ in range(REPEATS):
-        job = write_job(frame, Setting(parse_mode("sticky"), 1, 10), oneshot.COUNT_AND_SUM)
+        job = write_job(frame, setting, oneshot.COUNT_AND_SUM)
         plain = in_child("tests.bench.one_run", str(job))
         pairs.append((run_of(job)["cpu_seconds"], plain["cpu_seconds"]))
     return {"one shot: cpu": least_ratio(pairs)}
 
 
 def parts(say: Say) -> Figures:
-    """Noise beside numpy's normal; the embedded store beside a row for each key."""
+    """Noise beside numpy's normal; the embedded store beside a row for each key; by CPU time."""
     say("sampler and store")
-    drawn = sampler.bench(1_500.0, 50_000, 64, 7)
+    drawn = sampler.bench(1_500.0, 50_000, 64, 3 * REPEATS)
     stores = [state.on_sqlite(200_000, 20_000, 7) for _ in range(REPEATS)]
     own, rows = (
-        max(run["committed_per_second"] for run in side) for side in zip(*stores, strict=True)
+        max(run["committed_per_cpu_second"] for run in side) for side in zip(*stores, strict=True)
     )
-    return {"sampler: speed": drawn["ratio"], "store: speed": float(f"{own / rows:.4g}")}
+    return {"sampler: speed": drawn["cpu_ratio"], "store: speed": float(f"{own / rows:.4g}")}
 
 
 def commands(folder: Path, say: Say) -> Figures:
@@ -129,13 +149,13 @@ def commands(folder: Path, say: Say) -> Figures:
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     command_lines = {
-        "import: cpu": [
+        "import: start": [
             sys.executable,
             "-c",
             "import dpstream.dp_transforms, dpstream.pipelines.stream.run",
         ],
-        "--help: cpu": [*dpstream, "--help"],
-        "plan: cpu": [*dpstream, "plan"],
+        "--help: start": [*dpstream, "--help"],
+        "plan: start": [*dpstream, "plan"],
     }
 
     def seconds(command: list[str]) -> float:
@@ -143,7 +163,8 @@ def commands(folder: Path, say: Say) -> Figures:
         subprocess.run(command, check=True, capture_output=True, cwd=folder)
         return child_seconds() - before
 
-    seconds(base)
+    for command in (base, *command_lines.values()):  # modules are compiled
+        seconds(command)
     timings: dict[str, list[tuple[float, float]]] = {name: [] for name in command_lines}
     for _ in range(REPEATS):
         beside = seconds(base)
@@ -163,50 +184,124 @@ def median(values: "list[float] | Iterator[float]") -> float:
     return float(f"{statistics.median(values):.4g}")
 
 
-def measure(sizes: list[int], folder: Path, say: Say) -> Figures:
+def measure(sizes: list[int], records: int, folder: Path, say: Say) -> Figures:
     """Every figure."""
     figures: Figures = {}
     for users in sizes:
         figures |= stream(folder, users, say)
-    return figures | one_shot(folder, say) | parts(say) | commands(folder, say)
+    return figures | one_shot(folder, records, say) | parts(say) | commands(folder, say)
 
 
-def compare(figures: Figures, recorded: Figures) -> list[str]:
+class Reference(NamedTuple):
+    """What a figure is compared with.
+
+    Attributes:
+        value: the median of its recorded runs.
+        margin: how far a figure may lie from it, as a part of it: up to value (1 + margin), and
+            down to value / (1 + margin).
+        runs: how many were recorded.
+    """
+
+    value: float
+    margin: float
+    runs: int
+
+
+def references(runs: Sequence[Figures]) -> dict[str, Reference]:
+    """The median of each figure's runs and its margin; see the module."""
+    logs: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in run.items():
+            logs.setdefault(name, []).append(math.log(value or _NONE))
+    pooled: dict[str, list[tuple[float, int]]] = {}
+    for name, values in logs.items():
+        if len(values) > 1:
+            squares = statistics.variance(values) * (len(values) - 1)
+            pooled.setdefault(kind_of(name), []).append((squares, len(values) - 1))
+    out = {}
+    for name, values in logs.items():
+        margin = TOLERANCES[kind_of(name)]
+        if len(values) >= ENOUGH:
+            squares, freedom = map(sum, zip(*pooled[kind_of(name)], strict=True))
+            deviation = max(statistics.stdev(values), math.sqrt(squares / freedom))
+            margin = max(math.expm1(DEVIATIONS * deviation), LEAST)
+        value = float(f"{math.exp(statistics.median(values)):.4g}")
+        out[name] = Reference(value, float(f"{margin:.2g}"), len(values))
+    return out
+
+
+def kind_of(name: str) -> str:
+    """The last word of a figure's name."""
+    return name.replace(":", " ").split()[-1]
+
+
+def compare(figures: Figures, recorded: Mapping[str, Reference]) -> list[str]:
     """What is not as recorded, in words."""
     wrong = []
     for name in sorted({*figures, *recorded}):
         if name not in figures or name not in recorded:
             wrong.append(f"{name}: {'not measured' if name in recorded else 'not recorded'}")
             continue
-        change = figures[name] / recorded[name] - 1
-        if abs(change) > tolerance(name):
-            wrong.append(f"{name}: {figures[name]:g}, recorded {recorded[name]:g} ({change:+.0%})")
+        value, margin, runs = recorded[name]
+        factor = (figures[name] or _NONE) / value
+        if max(factor, 1 / factor) > 1 + margin:
+            wrong.append(
+                f"{name}: {figures[name]:g}, recorded {value:g} ({factor - 1:+.0%}, margin "
+                f"{margin:.0%} of {runs} runs)"
+            )
     return wrong
 
 
-def tolerance(name: str) -> float:
-    """How far the figure may differ."""
-    return TOLERANCES[name.replace(":", " ").split()[-1]]
+def recorded_runs(content: Mapping[str, Any]) -> list[Figures]:
+    """The figures of the recorded runs, in their order."""
+    return [run["figures"] for run in content.get("runs", [])]
+
+
+def with_run(
+    content: Mapping[str, Any], run: Mapping[str, Any], anew: Sequence[str] | None
+) -> dict[str, Any]:
+    """The file with one more run.
+
+    Args:
+        anew: figures whose earlier runs are forgotten; empty: all, ``None``: none.
+    """
+    earlier = []
+    for entry in content.get("runs", []) if anew is None or anew else []:
+        figures = {n: v for n, v in entry["figures"].items() if n not in (anew or ())}
+        if figures:
+            earlier.append({**entry, "figures": figures})
+    return {"runs": [*earlier, dict(run)]} | {n: v for n, v in content.items() if n != "runs"}
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, nargs="+", default=[250_000, 1_000_000])
+    parser.add_argument("--records", type=int, default=4_000_000, help="of the one shot")
     parser.add_argument("--record", metavar="REASON", help="record what is measured, and why")
+    parser.add_argument(
+        "--anew", nargs="*", metavar="FIGURE", help="with --record: forget earlier runs of these"
+    )
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
+    if args.anew is not None and not args.record:
+        parser.error("--anew is for --record")
     logging.disable(logging.CRITICAL)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all modules again
     with tempfile.TemporaryDirectory() as scratch:
-        figures = measure(args.users, Path(scratch), lambda what: print(what, file=sys.stderr))
+        figures = measure(
+            args.users, args.records, Path(scratch), lambda what: print(what, file=sys.stderr)
+        )
     emit({"benchmark": "figures", **machine(), "figures": figures}, args.out)
-    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"figures": {}}
+    before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    wrong = compare(figures, references(recorded_runs(before)))
+    print("\n".join([*wrong, f"{len(figures)} figures, {len(wrong)} not as recorded"]))
     if args.record:
-        content = {**before, "reason": args.record, "figures": figures}
+        content = with_run(
+            before, {**machine(), "reason": args.record, "figures": figures}, args.anew
+        )
         RECORDED.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         return
-    wrong = compare(figures, before["figures"])
-    print("\n".join([*wrong, f"{len(figures)} figures, {len(wrong)} not as recorded"]))
     raise SystemExit(bool(wrong))
 
 

@@ -19,7 +19,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -69,8 +69,16 @@ class Load:
         return self._rng.choice(len(self.ids), self.touched, replace=False)
 
 
-def step(store: Store, load: Load, trigger: int, at: Int64) -> tuple[float, float]:
-    """One step; (seconds to load, seconds to commit)."""
+class Cost(NamedTuple):
+    """Seconds of one step: to load, to commit, and the CPU seconds of the commit."""
+
+    load: float
+    commit: float
+    commit_cpu: float
+
+
+def step(store: Store, load: Load, trigger: int, at: Int64) -> Cost:
+    """One step."""
     ids, keys = load.rows(at)
     begin = time.perf_counter()
     states = store.key_shard(0, 0)
@@ -84,9 +92,9 @@ def step(store: Store, load: Load, trigger: int, at: Int64) -> tuple[float, floa
     states.pairs.add(slots, units)
     releases = keys.select(["page"]).slice(0, 100)
     result = StepResult(slots, slots, slots, units, releases, slots[:100], False)
-    computed = time.perf_counter()
+    computed, used = time.perf_counter(), time.process_time()
     store.commit_step(0, 0, trigger, states, result)
-    return loaded - begin, time.perf_counter() - computed
+    return Cost(loaded - begin, time.perf_counter() - computed, time.process_time() - used)
 
 
 def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, Any]:
@@ -95,19 +103,21 @@ def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, An
     store = open_store()
     created = []
     for trigger, at in enumerate(load.first_steps(), 1):
-        created.append(len(at) / step(store, load, trigger, at)[1])
-    warm, cold_load, cold_commit, calls = [], [], [], []
+        created.append(len(at) / step(store, load, trigger, at).commit)
+    warm, used, cold_load, cold_commit, calls = [], [], [], [], []
     for _ in range(steps):
         trigger += 1
-        warm.append(load.touched / step(store, load, trigger, load.drawn_keys())[1])
+        cost = step(store, load, trigger, load.drawn_keys())
+        warm.append(load.touched / cost.commit)
+        used.append(cost.commit_cpu)
     for _ in range(steps):
         trigger += 1
         other = open_store()
         other.key_shard(0, 0)
         with counted() as count:
-            seconds, commit = step(other, load, trigger, load.drawn_keys())
-        cold_load.append(load.touched / max(seconds, 1e-9))
-        cold_commit.append(load.touched / commit)
+            cost = step(other, load, trigger, load.drawn_keys())
+        cold_load.append(load.touched / max(cost.load, 1e-9))
+        cold_commit.append(load.touched / cost.commit)
         calls.append(sum(count))
         other.close()
     begin = time.perf_counter()
@@ -119,6 +129,7 @@ def measure(name: str, open_store: Open, load: Load, steps: int) -> dict[str, An
         "touched_a_step": load.touched,
         "created_per_second": median(created),
         "committed_per_second": median(warm),
+        "committed_per_cpu_second": round(load.touched / min(used)),
         "committed_cold_per_second": median(cold_commit),
     }
     if shard.size:  # this store loads a whole (window, shard)
@@ -163,18 +174,23 @@ def rowwise(load: Load, folder: Path, steps: int) -> dict[str, Any]:
         "INSERT INTO keys VALUES (?, ?, 1, 1, 3, ?) ON CONFLICT (id) DO UPDATE SET"
         " units = units + 1, a = a + 1, b = b + 3, due = excluded.due"
     )
-    rates: list[float] = []
+    rates, used = list[float](), list[float]()
     for trigger, at in enumerate([*load.first_steps(), *(load.drawn_keys() for _ in range(steps))]):
         ids, keys = load.rows(at)
         raw, pages = [i.tobytes() for i in ids], keys.column(0).to_pylist()
-        begin = time.perf_counter()
+        begin, begun = time.perf_counter(), time.process_time()
         db.execute("BEGIN IMMEDIATE")
         due = (trigger + 1 + at % 40).tolist()
         db.executemany(upsert, zip(raw, pages, due, strict=True))
         db.execute("COMMIT")
         rates.append(len(at) / (time.perf_counter() - begin))
+        used.append(time.process_time() - begun)
     db.close()
-    return {"store": "sqlite, a row per key", "committed_per_second": median(rates[-steps:])}
+    return {
+        "store": "sqlite, a row per key",
+        "committed_per_second": median(rates[-steps:]),
+        "committed_per_cpu_second": round(load.touched / min(used[-steps:])),
+    }
 
 
 def bare_client(url: str, touched: int, steps: int) -> dict[str, Any]:

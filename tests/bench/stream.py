@@ -6,12 +6,14 @@
     python -m tests.bench.stream --latency --rate 20000 --seconds 120
 
 Each engine reads the same data into the same sink as the run in process of the same call, and its
-releases are compared with that run's.  Runs of all engines alternate, and of each the median of
-``--repeats`` counts, so that other work on the machine disturbs all alike.  Marginal rates come
-from two sizes, a third of the records and all of them: start-up (a job server, a cluster, compiled
-kernels) is left out.  Rates with start-up are all records over the seconds of their run.  CPU time
-is told by process: the launcher (in process, on Prism and for ``flink_threads`` workers are its
-threads), the engine that it started, and the Python workers of ``flink``.
+releases are compared with that run's.  Runs of all engines alternate, so that other work on the
+machine disturbs all alike; of each figure the median, the least and the most of ``--repeats`` are
+told, and of rates what part of the rate in process of the same repetition they are.  Marginal rates
+come from two sizes, a third of the records and all of them: start-up (a job server, a cluster,
+compiled kernels) is left out.  Rates with start-up are all records over the seconds of their run.
+CPU time is told by process: the launcher (in process, on Prism and for ``flink_threads`` workers
+are its threads), the engine that it started, and the Python workers of ``flink``.  ``--markdown``
+prints the table of docs/benchmarks.md.
 
 Latency: the wall time from the moment the source's watermark passes a trigger until the release's
 file is there, at a paced rate.
@@ -176,7 +178,6 @@ def throughput(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any
                             pair.append(measured(job, engine, workers))
                         runs[engine, workers].append(pair)
                 rows = [rows for _, rows in sizes]
-                base = _rates(rows, runs[IN_PROCESS, 1])
                 for (engine, workers), pairs in runs.items():
                     yield {
                         "engine": engine,
@@ -185,39 +186,94 @@ def throughput(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any
                         "shards": shards,
                         "triggers": args.triggers,
                         "records": rows,
-                        **_rates(rows, pairs, base),
+                        **rates(rows, pairs, runs[IN_PROCESS, 1]),
                         "same_bytes": {pair[1].digest for pair in pairs}
                         == {pair[1].digest for pair in runs[IN_PROCESS, 1]},
                     }
 
 
-def _rates(
-    records: Sequence[int],
-    pairs: Sequence[Sequence[Measured]],
-    base: dict[str, Any] | None = None,
+class Spread(NamedTuple):
+    """A figure of repeated runs."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], digits: int = 4) -> "Spread":
+        """Of one figure for each run, to some digits."""
+        ends = (median(values), min(values), max(values))
+        return cls(*(float(f"{value:.{digits}g}") for value in ends))
+
+    def text(self) -> str:
+        """The median, and in brackets least and most."""
+        middle, low, high = (f"{x:,.0f}" if x >= 100 else f"{x:g}" for x in self)
+        return f"{middle} ({low} to {high})"
+
+
+def rates(
+    records: Sequence[int], pairs: Sequence[Sequence[Measured]], base: Sequence[Sequence[Measured]]
 ) -> dict[str, Any]:
-    """Medians of repeated runs of two sizes, and what part of the base's rates they are."""
-    few, many = ([pair[size] for pair in pairs] for size in (0, 1))
-    seconds = [median(run.seconds for run in runs) for runs in (few, many)]
+    """The figures of repeated runs of two sizes, each with its spread.
+
+    Args:
+        records: of the two sizes.
+        pairs: of each repetition the runs of the two sizes.
+        base: those in process, of the same repetitions: ratios are of runs beside each other.
+    """
     more = records[1] - records[0]
+
+    def further(pair: Sequence[Measured]) -> float:
+        return more / (pair[1].seconds - pair[0].seconds)
+
+    def with_start(pair: Sequence[Measured]) -> float:
+        return records[1] / pair[1].seconds
+
+    both = list(zip(pairs, base, strict=True))
+    names = pairs[0][0].cpu
     cpu = {
-        name: (median(run.cpu[name] for run in many) - median(run.cpu[name] for run in few)) / more
-        for name in many[0].cpu
+        name: Spread.of([1e6 * (b.cpu[name] - a.cpu[name]) / more for a, b in pairs], 3)
+        for name in names
     }
-    started = {name: median(run.cpu[name] for run in many) / records[1] for name in many[0].cpu}
-    rates: dict[str, Any] = {
-        "seconds": [round(value, 2) for value in seconds],
-        "records_per_second": round(more / (seconds[1] - seconds[0])),
-        "with_start_records_per_second": round(records[1] / seconds[1]),
-        "cpu_micros_per_record": {name: round(value * 1e6, 2) for name, value in cpu.items()},
-        "with_start_cpu_micros_per_record": {
-            name: round(value * 1e6, 2) for name, value in started.items()
-        },
+    started = {
+        name: Spread.of([1e6 * b.cpu[name] / records[1] for _, b in pairs], 3) for name in names
     }
-    if base is not None:
-        for name in ("records_per_second", "with_start_records_per_second"):
-            rates["part_of_in_process_" + name] = round(rates[name] / base[name], 3)
-    return rates
+    return {
+        "repeats": len(pairs),
+        "records_per_second": Spread.of([further(pair) for pair in pairs], 3),
+        "with_start_records_per_second": Spread.of([with_start(pair) for pair in pairs], 3),
+        "of_in_process": Spread.of([further(own) / further(its) for own, its in both], 3),
+        "with_start_of_in_process": Spread.of(
+            [with_start(own) / with_start(its) for own, its in both], 3
+        ),
+        "cpu_micros_per_record": cpu,
+        "with_start_cpu_micros_per_record": started,
+    }
+
+
+#: Head of the table of docs/benchmarks.md, and how its rows call the engines.
+_HEAD = (
+    "| | records/s, further | with start-up | of in process, further | with start-up "
+    "| CPU µs a record, further | with start-up |"
+)
+_LABELS = {IN_PROCESS: "in process", "prism": "Prism", FLINK_THREADS: "Flink, {} threads",
+           FLINK: "Flink, {} processes"}  # fmt: skip
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/benchmarks.md."""
+    lines = [_HEAD, "|---|---|---|---|---|---|---|"]
+    for result in results:
+        cells = [_LABELS[result["engine"]].format(result["workers"])]
+        for name in ("records_per_second", "with_start_records_per_second", "of_in_process",
+                     "with_start_of_in_process"):  # fmt: skip
+            cells.append(result[name].text())
+        for name in ("cpu_micros_per_record", "with_start_cpu_micros_per_record"):
+            parts = result[name].values()
+            sums = (sum(part[place] for part in parts) for place in range(3))
+            cells.append(Spread.of(list(sums), 3).text())
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -264,19 +320,26 @@ def main() -> None:
     )
     parser.add_argument("--records", type=int, nargs="+", default=[6_000_000])
     parser.add_argument("--sinks", choices=["parquet", "jsonl"], nargs="+", default=["parquet"])
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--repeats", type=int, default=3, help="of which median and ends are told")
     parser.add_argument("--workers", type=int, nargs="+", default=[2], help="on Flink")
     parser.add_argument("--shards", type=int, nargs="+", default=[4])
     parser.add_argument("--triggers", type=int, default=100)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--rate", type=int, default=20_000, help="records a second, on Prism")
     parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--markdown", action="store_true", help="print the table of the docs too")
     parser.add_argument("--out", type=Path, help="append the JSON results to this file")
     args = parser.parse_args()
+    if args.latency and args.markdown:
+        parser.error("--markdown is for rates")
     with tempfile.TemporaryDirectory(prefix="dpstream-bench-") as name:
         results = [latency(args, Path(name))] if args.latency else throughput(args, Path(name))
+        table = list[dict[str, Any]]()
         for result in results:
             emit({"benchmark": "stream", **machine(), **result}, args.out)
+            table.append(result)
+    if args.markdown:
+        print(markdown(table))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The parts of the benchmarks that measure nothing: fits, missing peers, errors of counts."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.state.ledger.open import read_ledger
-from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, week
+from tests.bench import cliffs, figures, front, growth, ledger, peer_runs, stream, week
 from tests.bench.shape import statements
 from tests.oracle.simulation import table1_records
 from tests.oracle.sweep import Sorted
@@ -161,6 +162,29 @@ def test_growing_memory_is_seen() -> None:
     assert week.growth(points(0.0), 7)["prism"] == 0
 
 
+def test_rates_of_engines_are_those_of_the_runs_beside_them() -> None:
+    """Medians and ends of what each repetition says, also where a machine slows down meanwhile."""
+
+    def pair(slowness: float, cpu: float) -> list[stream.Measured]:
+        sizes = ((100, 1.0 + 10.0), (400, 4.0 + 10.0))  # ten seconds of start-up
+        return [
+            stream.Measured(seconds * slowness, {"launcher": cpu * rows, "engine": 1.0}, "")
+            for rows, seconds in sizes
+        ]
+
+    base = [pair(1.0, 2e-6), pair(2.0, 2e-6), pair(4.0, 3e-6)]
+    own = [pair(2.0, 1e-6), pair(4.0, 1e-6), pair(10.0, 1e-6)]
+    figures_of = stream.rates([100, 400], own, base)
+    assert figures_of["records_per_second"] == (25.0, 10.0, 50.0)
+    assert figures_of["of_in_process"] == (0.5, 0.4, 0.5)
+    assert figures_of["cpu_micros_per_record"] == {"launcher": (1, 1, 1), "engine": (0, 0, 0)}
+    result = {"engine": "prism", "workers": 1} | figures_of
+    assert stream.markdown([result]).splitlines()[-1] == (
+        "| Prism | 25 (10 to 50) | 7.14 (2.86 to 14.3) | 0.5 (0.4 to 0.5) | 0.5 (0.4 to 0.5) | "
+        "1 (1 to 1) | 2,500 (2,500 to 2,500) |"
+    )
+
+
 def test_a_recorded_week(tmp_path: Path) -> None:
     week.write(tmp_path, 2, 500, 50, 20)
     job = load_job(tmp_path)
@@ -170,15 +194,53 @@ def test_a_recorded_week(tmp_path: Path) -> None:
 
 
 def test_figures_off_their_record_are_named() -> None:
-    recorded = {"a: cpu": 2.0, "a: memory": 1.0, "a, default: keys": 100.0, "old: cpu": 1.0}
-    assert figures.compare(recorded, recorded) == []
-    measures = {"a: cpu": 2.39, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.81}
+    """Of few runs by the kind's margin, whichever way."""
+    recorded = figures.references(
+        [{"a: cpu": 2.0, "a: memory": 1.0, "a, default: keys": 100.0, "old: cpu": 1.0}]
+    )
+    assert figures.compare({name: one.value for name, one in recorded.items()}, recorded) == []
+    measures = {"a: cpu": 2.59, "a: memory": 0.91, "a, default: keys": 109.0, "old: cpu": 0.78}
     assert figures.compare(measures, recorded) == []
-    measures = {"a: cpu": 2.41, "a: memory": 0.89, "a, default: keys": 111.0, "new: cpu": 1.0}
+    measures = {"a: cpu": 2.61, "a: memory": 0.9, "a, default: keys": 111.0, "new: cpu": 1.0}
     wrong = figures.compare(measures, recorded)
-    assert [line.rpartition(": ")[0] for line in wrong] == [
-        "a, default: keys", "a: cpu", "a: memory", "new: cpu", "old: cpu"
+    assert [line.partition(": ")[0] for line in wrong] == [
+        "a, default", "a", "a", "new", "old"
     ]  # fmt: skip
+
+
+def test_margins_are_made_from_the_spread_of_five_runs() -> None:
+    runs = [{"a: cpu": 2.0 * x, "b: cpu": 1.0, "a: keys": 50.0}
+            for x in (0.9, 1.0, 1.05, 1.1, 0.95)]  # fmt: skip
+    few, enough = figures.references(runs[:4]), figures.references(runs)
+    assert few["a: cpu"].margin == figures.TOLERANCES["cpu"] and few["a: cpu"].runs == 4
+    assert enough["a: cpu"].value == 2.0 and enough["a: keys"].margin == figures.LEAST
+    # Three standard deviations of 7.8%; a figure that never moved has those of its kind.
+    assert 0.25 < enough["a: cpu"].margin < 0.28
+    assert 0.16 < enough["b: cpu"].margin < 0.2
+    assert figures.compare({"a: cpu": 2.5, "b: cpu": 0.87, "a: keys": 52.0}, enough) == []
+    wrong = figures.compare({"a: cpu": 2.6, "b: cpu": 0.8, "a: keys": 53.0}, enough)
+    assert len(wrong) == 3
+
+
+def test_a_run_is_recorded_beside_the_others_or_in_their_place() -> None:
+    content = {"runs": [{"figures": {"a: cpu": 1.0, "b: cpu": 3.0}}], "commands": {}}
+    new = {"figures": {"a: cpu": 2.0, "b: cpu": 3.0}}
+
+    def values(anew: list[str] | None) -> list[dict[str, float]]:
+        changed = figures.with_run(content, new, anew)
+        assert changed["commands"] == {}
+        return figures.recorded_runs(changed)
+
+    assert values(None) == [{"a: cpu": 1.0, "b: cpu": 3.0}, new["figures"]]
+    assert values(["a: cpu"]) == [{"b: cpu": 3.0}, new["figures"]]
+    assert values([]) == [new["figures"]]
+
+
+def test_every_recorded_figure_is_a_ratio_or_counts() -> None:
+    """No seconds: what is recorded holds on another machine."""
+    runs = figures.recorded_runs(json.loads(figures.RECORDED.read_text()))
+    kinds = {figures.kind_of(name) for run in runs for name in run}
+    assert kinds and kinds <= figures.TOLERANCES.keys()
 
 
 def test_a_bench_of_an_account_charges_what_it_says(tmp_path: Path) -> None:
