@@ -77,11 +77,28 @@ def unexpected(field: str, error: BaseException) -> RunError:
     """
     if out_of_memory(error):
         return memory_error(field)
+    if lost_connection(error):
+        return RunError(
+            field,
+            "lost its connection to another process, which has ended or cannot be reached",
+            "see that the runner and its services run and have enough memory, then type the command"
+            " again, without --fresh: what it has charged goes on, at no further charge",
+        )
     fix = what_next(error)
     if is_foreseen(error):
         cause = cause_of(error)
         return RunError(field, f"failed at a file: {cause.reason}", f"{cause.fix}; else {fix}")
     return RunError(field, f"failed with {type(error).__name__}", fix)
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Return whether an error, or its cause, is that of a call to a process that is not there."""
+    grpc, seen = sys.modules.get("grpc"), error
+    while grpc is not None and seen is not None:
+        if isinstance(seen, grpc.RpcError):
+            return True
+        seen = seen.__cause__ or seen.__context__  # type: ignore[assignment]
+    return False
 
 
 def what_next(error: BaseException, otherwise: str = "run `dpstream doctor`") -> str:

@@ -36,7 +36,7 @@ from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.workload import workload
 from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory
-from dpstream.state.private_log import keep_in, unexpected
+from dpstream.state.private_log import keep_in, lost_connection, unexpected
 
 #: The commands by what they are for, in the order in which a newcomer meets them.
 GROUPS = {
@@ -184,10 +184,13 @@ def _warn(message: Warning | str, *_: object) -> None:
 
 
 def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
-    """Print the class of a failed thread's error, without its text, which may hold data."""
-    if failed.exc_type is not SystemExit:
+    """Print the class of a failed thread's error, without its text, which may hold data.
+
+    Threads that a runner's end leaves alone say nothing: the command says it.
+    """
+    error = failed.exc_value or failed.exc_type()
+    if failed.exc_type is not SystemExit and not lost_connection(error):
         name = "" if failed.thread is None else failed.thread.name
-        error = failed.exc_value or failed.exc_type()
         click.echo(f"failed: {unexpected(f'thread {name}', error)}", err=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dpstream.pipelines.runners.job_servers import descendants
 from tests.faults.live_jobs import Growing, Live
 from tests.runners.engines import ROOT, need_flink
 from tests.runners.golden import golden_job, write_stream
@@ -84,6 +85,24 @@ def test_the_command_says_nothing_more(tmp_path: Path) -> None:
     feeder.join()
     error_text = (tmp_path / "job" / "live.errors").read_text()
     assert not any(word in error_text for word in (*NOISE, "warning:")), error_text
+
+
+def test_an_engine_that_is_killed(tmp_path: Path) -> None:
+    """Its end is said in one line, and the same command goes on."""
+    live = Growing(tmp_path / "job")
+    feeder, run = live.feeding(), live.run()
+    wait_for(lambda: live.seen() > 1)
+    [engine] = [
+        pid for pid in descendants(run.pid) if Path(f"/proc/{pid}/comm").read_text() == "prism\n"
+    ]
+    os.kill(engine, signal.SIGKILL)
+    assert run.wait(timeout=120) == 4
+    errors = [line for line in live.log_tail().splitlines() if line.startswith("failed")]
+    assert len(errors) == 1 and "lost its connection" in errors[0], errors
+    assert "Rendezvous" not in live.log_tail() and "Rpc" not in live.log_tail()
+    live.finish()
+    feeder.join()
+    live.check()
 
 
 def test_the_command_tells_of_a_thread_that_fails() -> None:

@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from dpstream.state import private_log
@@ -142,6 +143,21 @@ def test_what_the_system_refused_is_said() -> None:
     assert QUOTA.reason in error.rule and QUOTA.fix in error.fix and CANARY not in str(error)
     assert unexpected("dpstream replay", ValueError(CANARY)).rule == "failed with ValueError"
     assert unexpected("a stage", OSError(errno.ECONNREFUSED, CANARY)).rule.startswith("failed with")
+
+
+class _Rendezvous(grpc.RpcError):
+    """As grpc's own, which has no public name."""
+
+
+def test_a_lost_connection_is_said_without_a_class(tmp_path: Path) -> None:
+    keep_beside(tmp_path / "s.db")
+    error = RuntimeError(CANARY)
+    error.__cause__ = _Rendezvous(CANARY)
+    for lost in (_Rendezvous(CANARY), error):
+        refusal = unexpected("runner", lost)
+        assert "lost its connection" in refusal.rule and "Rendezvous" not in str(refusal)
+        assert CANARY not in str(refusal) and NAME not in refusal.fix
+    assert not (tmp_path / NAME).exists()
 
 
 def test_debug_prints_after_a_warning(
