@@ -6,6 +6,7 @@ import contextlib
 import glob
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path, PurePath
@@ -47,24 +48,53 @@ def below(folder: Path, path: str, field: str) -> Path:
         field: the public name of what gives it.
 
     Raises:
-        UsageError: it is a URL; read as a path it would name a local file.
+        UsageError: it is a URL; read as a path it would name a local file.  Or it has a NUL.
     """
-    refuse_url(path, field)
+    check_path(path, field)
     return folder / path
 
 
-def refuse_url(path: str, field: str) -> None:
-    """Refuse a URL where local paths alone are read or written.
+def check_path(path: str, field: str) -> None:
+    """Refuse what is no path where local files alone are read or written.
 
     Raises:
-        UsageError: it is one; the rest of it, which may hold a password, is not shown.
+        UsageError: it is a URL; the rest of it, which may hold a password, is not shown.  Or it
+            has a NUL, which no file system takes.
     """
+    if "\0" in path:
+        raise UsageError(field, "has a NUL character, which no path has", "remove it")
     scheme = _SCHEME.match(path)
     if scheme is not None:
         raise UsageError(
             field,
             f"is a URL ({scheme[1]}://...), and only paths of this machine are supported here",
             "copy the files to this machine or mount them, and name their path",
+        )
+
+
+def refuse_far(folder: Path, base: Path, field: str) -> None:
+    """Refuse a folder that would be made together with others, outside of the project's folder.
+
+    A path that is misspelt, or below a disk that is not mounted, would get its folders on another
+    disk, and what is written there is missed later.
+
+    Args:
+        base: folders below it are made as needed; elsewhere only the last one of a path, and never
+            one in the root of the file system.
+        field: the public name of what gives the folder.
+
+    Raises:
+        UsageError: the folder above it is not there.
+    """
+    folder = Path(os.path.abspath(folder))
+    above = folder.parent
+    if folder.exists() or folder.is_relative_to(base):
+        return
+    if not above.exists() or above == above.parent:
+        raise UsageError(
+            field,
+            "is in a folder that is not there, outside of the project's",
+            f"correct the path, or type `mkdir -p {shlex.quote(str(folder))}`",
         )
 
 

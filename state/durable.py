@@ -120,9 +120,14 @@ def replacing(out: Path, mode: int = PUBLIC) -> Iterator[Path]:
 def make_folder(path: Path, mode: int = PUBLIC) -> None:
     """Make a folder and its parents, unless they exist, for files of a mode.
 
+    None is made in the root of the file system: a path whose first folder is not there is
+    misspelt, or its disk is not mounted.
+
     Raises:
         OSError: it cannot be made.
     """
+    if path.absolute().parent == Path(path.absolute().anchor) and not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "no such folder")
     if not path.parent.exists():
         make_folder(path.parent, mode)
     path.mkdir(mode | (mode & 0o444) >> 2, exist_ok=True)

@@ -188,7 +188,7 @@ def _read(path: Path) -> str:
     if path == Path("-") and sys.stdin is None:
         raise UsageError("--file", "is stdin, which is closed", "name a file")
     try:
-        with click.open_file(str(path), encoding="utf-8") as file:
+        with click.open_file(str(path), encoding="utf-8-sig") as file:
             return str(file.read(1 << 22))
     except OSError as error:
         raise unreadable("--file", error) from None

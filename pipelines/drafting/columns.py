@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import FileKind, file_kind, refuse_url
+from dpstream.accounting.places import FileKind, check_path, file_kind
 from dpstream.pipelines.formats.compression import (
     BrokenFileError,
     plain_by_name,
@@ -94,7 +94,7 @@ def is_file(given: str) -> bool:
 
 
 def _first(given: str) -> Path:
-    refuse_url(given, FIELD)
+    check_path(given, FIELD)
     if is_file(given):
         return Path(given)
     if Path(given).is_dir():

@@ -19,6 +19,7 @@ from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
+from dpstream.pipelines.project.text import text_of
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Event, Limit
 from dpstream.state.ledger.history import History
@@ -86,8 +87,15 @@ def named_by(given: str) -> AccountPlace | str:
         ) from None
     if data.startswith(b"SQLite format 3\0"):
         return given
+    if not data:
+        raise UsageError(
+            "FILE",
+            "is empty: it is no project file, and no account was made in it",
+            "name another file, or make one there: `dpstream account create FILE --unit NAME "
+            "--epsilon E --delta D`",
+        )
     try:
-        tomllib.loads(data.decode())
+        tomllib.loads(text_of(data))
     except ValueError:
         raise UsageError(
             "FILE", "is neither TOML nor an account", "name a project file or an account"

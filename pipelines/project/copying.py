@@ -27,7 +27,7 @@ from tomlkit.items import AoT, Array, InlineTable, SingleKey, Table
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.job_section import SinkSection
 from dpstream.pipelines.project.project import Project, flush_project, is_name, write_project
-from dpstream.pipelines.project.text import read_at_most
+from dpstream.pipelines.project.text import read_at_most, text_of
 
 
 def inline(value: Any) -> Any:
@@ -86,7 +86,7 @@ def copied_section(text: bytes, job: str, new: str) -> Any:
         UsageError: the file's layout cannot be copied.
     """
     try:
-        document: Any = tomlkit.parse(text.decode("utf-8"))
+        document: Any = tomlkit.parse(text_of(text))
         section = copy.deepcopy(document["job"][job])
     except (TOMLKitError, UnicodeDecodeError, LookupError):
         raise _unusual(job) from None
@@ -157,7 +157,7 @@ def sink_of_copy(name: str, section: str) -> str:
 
 def extended(text: bytes, section: str) -> str:
     """Return the file's text, unchanged, with a section at its end."""
-    before = text.decode("utf-8")
+    before = text_of(text)
     gap = "" if before.endswith("\n\n") else "\n" if before.endswith("\n") else "\n\n"
     return f"{before}{gap}{section}"
 
@@ -169,7 +169,7 @@ def check_extended(text: bytes, job: str, new: str, section: Any) -> None:
         UsageError: the file changes otherwise, for instance because all jobs are in one inline
             table.
     """
-    before = tomllib.loads(text.decode("utf-8"))
+    before = tomllib.loads(text_of(text))
     if new in before["job"]:
         return  # nothing is written
     try:
@@ -201,7 +201,7 @@ def append_section(project: Project, name: str, text: bytes, section: str, optio
         PolicyError: the file was changed meanwhile.
         RunError: the file cannot be written.
     """
-    present = tomlkit.parse(text.decode("utf-8")).unwrap().get("job", {}).get(name)
+    present = tomlkit.parse(text_of(text)).unwrap().get("job", {}).get(name)
     if present is not None:
         if present != tomlkit.parse(section).unwrap()["job"][name]:
             raise UsageError(

@@ -10,6 +10,7 @@ written meanwhile.
 Unit, account and secret of a data set, which its tables and questions share, are looked up here.
 """
 
+import codecs
 import contextlib
 import re
 import stat
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, closest
+from dpstream.accounting.places import check_path
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import (
     AccountSection,
@@ -186,6 +188,7 @@ def locate(path: Path | None = None) -> Path:
         UsageError: there is no project file.
     """
     if path is not None:
+        check_path(str(path), PROJECT_FILE)
         path = path.absolute()
         return path / PROJECT_FILE if path.is_dir() else path
     project_file = find(Path.cwd())
@@ -263,7 +266,22 @@ def decode_project(
 def _sections(tables: dict[str, Any]) -> ProjectSections:
     if "version" not in tables:
         raise UsageError("version", "is required", "begin the file with version = 1")
+    for field, value in _leaves((), tables):
+        if "\0" in "".join((*field, *_texts(value))):
+            raise UsageError(
+                ".".join(field).replace("\0", ""),
+                "has a NUL character, which no name and no path has",
+                "remove \\u0000",
+            )
     return decoded(tables, ProjectSections)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a value that is no table."""
+    if isinstance(value, str):
+        yield value
+    for part in value if isinstance(value, list) else ():
+        yield from (text for _, one in _leaves((), part) for text in _texts(one))
 
 
 def decoded(tables: Any, kind: type[Struct], where: str = "") -> Struct:
@@ -354,7 +372,7 @@ def write_project(path: Path, text: str, before: bytes) -> None:
 
     Args:
         path: the file's absolute path.
-        text: the text of the whole file.
+        text: the text of the whole file; a byte order mark of the file before stays.
         before: the file's text when ``text`` was made from it; empty: there was no file.
 
     Raises:
@@ -369,11 +387,12 @@ def write_project(path: Path, text: str, before: bytes) -> None:
             if not put_once(path, text.encode()):
                 raise changed
             return
+        mark = codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b""
         path = path.resolve()  # a link to the file stays one
         mode = stat.S_IMODE(path.stat().st_mode)
         with replacing(path, mode) as draft:
             draft.chmod(mode)  # also what the umask takes away
-            draft.write_bytes(text.encode())
+            draft.write_bytes(mark + text.removeprefix("\ufeff").encode())
             if path.read_bytes() != before:
                 raise changed
 

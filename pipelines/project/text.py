@@ -216,6 +216,15 @@ def read_at_most(path: Path, field: str, fix: str, most: int = MAX_FILE_BYTES) -
     return text
 
 
+def text_of(data: bytes) -> str:
+    """Return the text of a file that a person wrote: UTF-8, perhaps behind a byte order mark.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return data.decode("utf-8-sig")
+
+
 def parse_toml(text: bytes) -> dict[str, Any]:
     """Return the tables of a project file.
 
@@ -223,7 +232,7 @@ def parse_toml(text: bytes) -> dict[str, Any]:
         UsageError: the text is not TOML in UTF-8; the error shows where.
     """
     try:
-        return tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text_of(text))
     except tomllib.TOMLDecodeError as error:
         rule = f"is not TOML: {str(error).rstrip('.')}"
     except (ValueError, RecursionError):

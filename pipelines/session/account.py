@@ -16,6 +16,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.copying import read_project_text, set_field
 from dpstream.pipelines.project.project import Project, write_project
+from dpstream.pipelines.project.text import text_of
 from dpstream.pipelines.session.config import Config, config_in, located
 from dpstream.pipelines.session.records.manifest import MANIFEST, read_manifest, refuse_table
 from dpstream.state.ledger.balances import widen
@@ -124,7 +125,7 @@ def _write(project: Project, data_set: str, path: str, id_: str) -> None:
         UsageError: the file's layout has no place for the line; else as `write_project`.
     """
     before = read_project_text(project)
-    given = before.decode("utf-8")
+    given = text_of(before)
     quoted = json.dumps(path, ensure_ascii=False)
     line = f'account = {{ path = {quoted}, id = "{id_}" }}'
     expected = tomllib.loads(given)

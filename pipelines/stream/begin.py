@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import RunError
+from dpstream.accounting.places import refuse_far
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
 from dpstream.dp_transforms.run import Performance, Run, begin_run
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
@@ -85,6 +86,7 @@ def prepare(
         (run, whether the store existed, whether it has committed all that is published).
     """
     keys, plan = secret_source(job), job.plan
+    _refuse_far_places(job)
     check_tuning(job)
     refuse_changed(job)
     check_begin(job, accept=accept)  # a refused charge leaves no store behind
@@ -117,6 +119,19 @@ def prepare(
         run.destroy_keys()  # those of the comparison; workers make their own
         sink.close()
     return run, resumed, caught_up
+
+
+def _refuse_far_places(job: Job) -> None:
+    """Refuse a store, releases or dead letters whose folders would be made on another disk."""
+    store, releases = job.state.path, job.sink.folder
+    places = {
+        "store": None if store is None else store.parent,
+        "sink.path": releases,
+        "dead_letter": dead_letter_folder(job),
+    }
+    for field, folder in places.items():
+        if folder is not None:
+            refuse_far(folder, job.path.parent, field)
 
 
 def charge(job: HasAccount, run: Run, accept: Accept | None = None) -> None:

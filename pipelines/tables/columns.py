@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import file_kind, refuse_url
+from dpstream.accounting.places import check_path, file_kind
 
 #: Types of columns, as statements name them, with DuckDB's names of them.
 TYPES = {
@@ -70,7 +70,7 @@ def kind_of(
             return kind, f"sqlite:///{folder / sqlite_file(uri)}"
         return kind, uri
     path = required(path, "path is there")
-    refuse_url(path, f"{where}.path")
+    check_path(path, f"{where}.path")
     files = file_format or file_kind(path)
     if files not in ("parquet", "csv", "jsonl") or "\0" in path:
         raise UsageError(

@@ -25,7 +25,7 @@ from dpstream.accounting.limits import (
     MAX_WORKLOAD_BYTES,
     MAX_WORKLOAD_TEXT_BYTES,
 )
-from dpstream.accounting.places import refuse_url
+from dpstream.accounting.places import check_path
 from dpstream.accounting.strategies.cells.auto import (
     OBJECTIVES,
     STRATEGIES,
@@ -56,7 +56,7 @@ def read_workload(path: Path) -> Workload:
     Raises:
         UsageError: the file cannot be read, is neither, or holds no valid workload.
     """
-    refuse_url(str(path), _FIELD)
+    check_path(str(path), _FIELD)
     try:
         if path.suffix == ".npz":
             with open(path, "rb") as file:
@@ -64,7 +64,7 @@ def read_workload(path: Path) -> Workload:
         elif path.stat().st_size > MAX_WORKLOAD_TEXT_BYTES:
             raise TooLargeError
         else:
-            text = path.read_bytes().decode()
+            text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise unreadable(f"{_FIELD} {path.name}", error) from None
     except TooLargeError:

@@ -20,6 +20,7 @@ import msgspec
 from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.filters import default_parts, fitted_parts
+from dpstream.accounting.places import below
 from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Created, Entry, Head, Limit, is_id, new_id
@@ -143,7 +144,7 @@ def place_below(folder: Path, path: str) -> str:
         UsageError: the URL is not that of an account, or its client is not installed.
     """
     if file_of(path) is not None:
-        return str(folder / path)
+        return str(below(folder, path, "account.path"))
     if not path.startswith(_SPANNER):
         raise UsageError(
             "account.path",

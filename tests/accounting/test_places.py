@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.places import below, is_packed_name, unpacked_name
+from dpstream.accounting.places import below, is_packed_name, refuse_far, unpacked_name
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
@@ -258,3 +258,23 @@ def test_a_plain_name_stays_as_it_is() -> None:
     assert (
         not is_packed_name("visits.csv") and unpacked_name("a.gz/visits.csv") == "a.gz/visits.csv"
     )
+
+
+def test_far_folders_are_made_one_at_a_time(tmp_path: Path) -> None:
+    """Below the project's folder as many as are needed; elsewhere the last one of a path."""
+    base = tmp_path / "project"
+    base.mkdir()
+    for near in (base / "a" / "b", tmp_path / "other", base / ".." / "other", tmp_path):
+        refuse_far(near, base, "store")
+    far = (tmp_path / "x" / "y", base / ".." / "x" / "y", Path("/nowhere-here"), Path("/n/x"))
+    for folder in far:
+        with pytest.raises(UsageError, match="mkdir -p") as caught:
+            refuse_far(folder, base, "store")
+        assert caught.value.field == "store"
+    (tmp_path / "x").mkdir()
+    refuse_far(tmp_path / "x" / "y", base, "store")
+
+
+def test_a_text_with_nul_is_no_path() -> None:
+    with pytest.raises(UsageError, match="NUL"):
+        below(Path(), "a\0b", "store")

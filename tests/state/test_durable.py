@@ -287,3 +287,13 @@ def test_a_folder_is_on_disk_before_it_gets_its_name(
     durable.sync_tree(draft)
     durable.publish_folder(draft, out)
     assert before == inside and after == {tmp_path.stat().st_ino}
+
+
+def test_no_folder_is_made_in_the_root_of_the_file_system(tmp_path: Path) -> None:
+    path = Path("/dpstream-nowhere/x/y")
+    with pytest.raises(FileNotFoundError):
+        durable.make_folder(path)
+    assert not path.parent.parent.exists()
+    durable.make_folder(Path("/tmp"))
+    durable.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()

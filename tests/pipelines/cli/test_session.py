@@ -20,7 +20,7 @@ from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.sessions import Named, called, json_of, loaded, named, prepared, refused
-from tests.pipelines.session.small import RECORDS
+from tests.pipelines.session.small import PROJECT, RECORDS
 
 QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
 
@@ -41,6 +41,17 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
     assert run_id[:12] in transcript and "question epsilon 0.5: count" in transcript
     [entry] = json_of("transcript", *table)["entries"]
     assert entry["run_id"] == run_id and entry["amount"] == 0.5
+
+
+def test_a_file_with_a_byte_order_mark_gets_its_account(tmp_path: Path) -> None:
+    table, mark = named(tmp_path), b"\xef\xbb\xbf"
+    (tmp_path / "small.csv").write_text(RECORDS)
+    text = PROJECT.format(key="22" * 32, more="").encode()
+    (tmp_path / PROJECT_FILE).write_bytes(mark + text)
+    assert called("init", *table).exit_code == 0
+    written = (tmp_path / PROJECT_FILE).read_bytes()
+    assert written.startswith(mark + text[:20]) and written.count(mark) == 1
+    assert json_of("transcript", *table)["entries"] == []
 
 
 def test_an_allotment_is_named_in_transcript_and_picture(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def test_the_prompt_of_explain_charges_nothing(tmp_path: Path) -> None:
 
 def test_explain_files_and_budget(tmp_path: Path) -> None:
     path, queries = data_set(tmp_path), tmp_path / "q.sql"
-    queries.write_text(f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};")
+    text = f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};"
+    queries.write_text(text, encoding="utf-8-sig")  # as some editors save it
     explained = _run(path, "-f", queries, "--explain")
     assert explained.exit_code == 0 and "Statement 2" in explained.stdout
     assert "50% chance" in explained.stdout and "Together" in explained.stdout

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,31 @@ def test_a_stream_joins_public_tables_by_their_keys(hour: Hour) -> None:
     section = hour.fix_part(r"\[[\w.]+\]")
     hour.edit(f"{section}\n", f'{section}\ncolumns = {{ page = "STRING" }}\n')
     assert hour.run() == 0, hour.message
+
+
+@pytest.mark.parametrize("field", ["store", "dead_letter", "path"])
+def test_places_below_a_folder_that_is_not_there(hour: Hour, field: str, tmp_path: Path) -> None:
+    """Nothing is made there, and nothing is charged, until the folder is."""
+    place = tmp_path.parent / f"{tmp_path.name}-elsewhere" / "x"
+    if field == "path":
+        hour.edit('path = "releases"', f'path = "{place}"')
+    else:
+        path = place / "daily.db" if field == "store" else place
+        hour.edit("contributions = 4", f'contributions = 4\n{field} = "{path}"')
+    assert hour.run() == 2 and not place.parent.exists()
+    assert not Path("daily.store.db").exists() and not Path("releases").exists()
+    subprocess.run(shlex.split(hour.fix_part(r"mkdir -p [^`]*")), check=True)
+    assert hour.run() == 0 and place.exists()
+
+
+def test_an_empty_file_is_no_account(hour: Hour) -> None:
+    Path("shop.db").touch()
+    empty = call("account", "show", "shop.db")
+    assert empty.exit_code == 2 and "TOML" not in empty.output and "version" not in empty.output
+    [words] = commands_of(" ".join(empty.output.split()))
+    typed = {"FILE": "shop.db", "NAME": "user", "E": "1", "D": "1e-6"}
+    assert call(*(typed.get(word, word) for word in words)).exit_code == 0
+    assert call("account", "show", "shop.db").exit_code == 0
 
 
 def test_a_plan_of_a_changed_job(hour: Hour) -> None:

@@ -245,6 +245,14 @@ def test_every_byte_of_the_file_stays(end: str, tmp_path: Path) -> None:
     assert load_project(path).sections.job["new"]["contributions"] == 8
 
 
+def test_a_file_with_a_byte_order_mark_is_extended(tmp_path: Path) -> None:
+    path = write_project(tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + PROJECT.encode())
+    copied(path)
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf" + PROJECT.encode().rstrip())
+    assert load_project(path).sections.job["new"]["contributions"] == 8
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.project.project import (
     account_of,
     find,
@@ -160,6 +161,45 @@ def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
     link.symlink_to(real)
     write_file(link, NEW, OLD.encode())
     assert link.is_symlink() and real.read_text() == NEW
+
+
+def test_a_byte_order_mark_stays(tmp_path: Path) -> None:
+    """Whether the text that is written has it or not."""
+    path, mark = tmp_path / "dpstream.toml", b"\xef\xbb\xbf"
+    for text in (NEW, "\ufeff" + NEW):
+        path.write_bytes(mark + OLD.encode())
+        write_file(path, text, path.read_bytes())
+        assert path.read_bytes() == mark + NEW.encode()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("contributions = 8", 'contributions = 8\nstore = "a\\u0000b"', "job.daily.store"),
+        ('key = ["page"]', 'key = ["pa\\u0000ge"]', "job.daily.key"),
+        ('"visits/*.parquet"', '"visits\\u0000"', "table.visits.path"),
+        ("aggregate.views", 'aggregate."vi\\u0000ews"', "job.daily.aggregate.views.kind"),
+        ("insecure_test_secret =", 'secret = "file:\\u0000"\n#', "data_set.shop.secret"),
+    ],
+)
+def test_a_nul_is_refused_wherever_it_stands(
+    old: str, new: str, field: str, tmp_path: Path
+) -> None:
+    path = write_project(tmp_path, (old, new))
+    with pytest.raises(UsageError, match="NUL") as caught:
+        load_project(path)
+    assert caught.value.field == field
+    path.write_text(path.read_text().replace("\\u0000", ""))
+    load_project(path)
+
+
+def test_a_nul_in_a_setting_or_in_the_name_of_the_file(tmp_path: Path) -> None:
+    path = write_project(tmp_path)
+    with pytest.raises(UsageError, match="NUL"):
+        load_project(path, settings=['job.daily.store="a\\u0000b"'])
+    for call in (load_project, load_job):
+        with pytest.raises(UsageError, match="NUL"):
+            call("a\0b")
 
 
 def test_what_another_program_wrote_meanwhile_stays(tmp_path: Path) -> None:

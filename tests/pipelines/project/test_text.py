@@ -66,6 +66,7 @@ def test_what_is_no_toml(text: bytes) -> None:
         parse_toml(text)
     assert error.value.field == "project file"
     assert parse_toml(b"[a]\nb = 1") == {"a": {"b": 1}}
+    assert parse_toml(b"\xef\xbb\xbf[a]\nb = 1") == {"a": {"b": 1}}
 
 
 @pytest.mark.parametrize("key", ["session_gap", "trigger_count", "watermark_delay"])

@@ -26,6 +26,9 @@ ONE = '{"domain": [{"name": "a", "size": 2}], "queries": [{"factors": {"a": %s}}
 def test_json_and_arrays(tmp_path: Path) -> None:
     assert read_workload(write(tmp_path / "w.json")).digest == workload().digest
     assert domain_text(workload()) == DOMAIN
+    marked = tmp_path / "marked.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "w.json").read_bytes())
+    assert read_workload(marked).digest == workload().digest
     np.savez(tmp_path / "w.npz", W=np.eye(3)[:2])
     assert read_workload(tmp_path / "w.npz").queries == 2
 
