@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.budget.calibration import begun, calibrate, calibrated
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
@@ -102,7 +102,7 @@ def begin_run(
     store: str,
     shards: int = 4,
     *,
-    source: Sequence[bytes] = (),
+    source: Sequence[bytes] | None = (),
     run_id: str | None = None,
     calibration: str | None = None,
     public: pa.Table | None = None,
@@ -116,7 +116,8 @@ def begin_run(
     that every worker draws and tests with; a run that continues keeps its own.
 
     Args:
-        source: parts that identify the input; stored as a keyed fingerprint.
+        source: parts that identify the input; stored as a keyed fingerprint.  ``None``: the run was
+            begun before and reads nothing, so its input is not compared.
         run_id: a fixed run id, for tests only.
         calibration: the numbers of a run that begins here, if they are not to be computed; those
             of a run that continues are never computed again.
@@ -134,7 +135,10 @@ def begin_run(
     keep_beside(store)
     mixing = _checked_cells(plan, public, mixing)
     with keys.ring() as ring:
-        fingerprint, source_fingerprint = ring.fingerprint, ring.source_fingerprint(source)
+        fingerprint = ring.fingerprint
+        source_fingerprint = (
+            _source_of(store) if source is None else ring.source_fingerprint(source)
+        )
     resumed = stores.check_new(  # a refused charge leaves no store behind
         store, lambda: None if account is None else account.check(plan)
     )
@@ -157,6 +161,12 @@ def begin_run(
     if account is not None:
         account.charge(run)
     return run, resumed
+
+
+def _source_of(store: str) -> str:
+    """Return the fingerprint of the input that the run in a store was begun with."""
+    identity = stores.backend(store).identity()
+    return required(identity, "what reads nothing was begun before").source_fingerprint
 
 
 def _checked_cells(plan: Plan, public: pa.Table | None, mixing: Mixing | None) -> Mixing | None:

@@ -39,10 +39,12 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 NEVER = np.iinfo(np.int32).max
 
 
-#: Note of what is known of an input of files: not there (no attempt has read it, or the last one
-#: compared it at its end), or one of these.
+#: Note of what is known of an input of files: not there (no attempt has read it), one of these, or
+#: the time at which the last attempt compared it after its last row.
 INPUT = "input"
 READING, CHANGED = "reading", "changed"
+#: Note of a run that `dpstream run --fresh` began and that no command has finished since.
+FRESH = "fresh"
 
 #: Computes ``RunIdentity.calibration`` of a run that begins.
 Calibrate = Callable[[], str]
@@ -424,12 +426,20 @@ class Store(RetentionStore):
         """Return whether an attempt is reading files now, or was interrupted."""
         return self.metadata(INPUT) == READING
 
-    def note_input(self, new: str | None) -> None:
+    @property
+    def compared_input(self) -> str | None:
+        """Return when the input was compared after its last row was read; ``None``: it is read now
+        or never was, an attempt was interrupted, or it has changed.
+        """
+        note = self.metadata(INPUT)
+        return None if note in (READING, CHANGED) else note
+
+    def note_input(self, new: str) -> None:
         """Record what is known of the input of files; that they were ``CHANGED`` stays.
 
         Args:
             new: ``READING``: an attempt reads files, and if it is interrupted, a change may go
-                unnoticed; ``None``: they were compared after the last row was read.
+                unnoticed; or the time at which they were compared after the last row was read.
         """
         old = self.metadata(INPUT)
         while old not in (new, CHANGED) and not self.swap_metadata(INPUT, old, new):

@@ -70,12 +70,12 @@ from dpstream.state.sqlite.store import (
     replace_file,
     seal_backup,
 )
-from dpstream.state.store import INPUT, NEVER, RunIdentity, Store
+from dpstream.state.store import FRESH, INPUT, NEVER, RunIdentity, Store
 
 #: Told (windows and unit shards done, in all); both are public.
 Progress = Callable[[int, int], None]
 #: Notes that belong to the run, not to one copy of its store.
-NOTES = ("token", "ledger", "windows", "passes", INPUT)
+NOTES = ("token", "ledger", "windows", "passes", INPUT, FRESH)
 #: What a store knows of its sink: true of its own copies, but a backup may be held against
 #: another folder, and all that is published is compared with it.
 DELIVERED = "delivered"

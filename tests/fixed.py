@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from dpstream.dp_transforms.noise.inputs import InputDigest
+from dpstream.pipelines.connectors import input_files
 from dpstream.pipelines.formats import receipt
 from dpstream.state.ledger import contract, events
 
@@ -32,12 +33,13 @@ def fixed_run_ids(draw: Callable[[], str] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fixed_date() -> Iterator[None]:
-    """Every answer and every charge of this process has one date."""
+    """Every answer, every charge and every run's end of this process has one date."""
     clock = SimpleNamespace(now=lambda zone: datetime(2024, 1, 5, tzinfo=zone))
     instant = int(clock.now(UTC).timestamp() * 1e6)
     with (
         mock.patch.object(receipt, "datetime", clock),
         mock.patch.object(contract, "now_micros", lambda: instant),
+        mock.patch.object(input_files, "now_micros", lambda: instant),
     ):
         yield
 

@@ -68,7 +68,7 @@ def manifest_of(
 
     Args:
         head: the fields of every header.
-        request: without an account, the keyed fingerprint of the plan and of all input; private.
+        request: without an account, the keyed fingerprint of the plan and of where the input lies.
     """
     cost = Cost(0.0, 0.0) if plan.exact else plan.cost()
     epsilon = None if plan.exact else cost.epsilon
@@ -89,16 +89,17 @@ def manifest_of(
 def of_run(request: str, run_id: str) -> str:
     """Return a digest of a request that cannot be compared with that of another output.
 
-    The fingerprint itself would be the same in any output of the same records, and another as soon
-    as one record differs: two outputs would show, without noise, whether a record was added or
-    removed.
+    A fingerprint of the input's state would be the same in any output of the same records, and
+    another as soon as one record differs: two outputs would show, without noise, whether a record
+    was added or removed.
     """
     digest = hashlib.blake2b(run_id.encode(), key=request.encode(), digest_size=16)
     return digest.hexdigest()
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The execution that a draft belongs to; ``request`` as in `Manifest`."""
+    """The execution that a draft belongs to; ``request`` as in `Manifest`, but of the state of the
+    input too: other records are not read under its run id."""
 
     run_id: str
     request: str

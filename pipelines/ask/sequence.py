@@ -10,6 +10,9 @@ The order is the guarantee, and this module is the only place that implements it
    counts.
 4. *show*: the answer is shown as it is read back, once the account's head file has the receipt on
    disk (`state.ledger.head`).  An account that was restored from a backup is refused before 1.
+5. *deliver*: what the command makes of the answer is written (a folder, a section of the project
+   file).  An answer that was asked ``fresh`` and is not delivered continues when it is asked
+   ``fresh`` again: whoever repeats a command that failed is charged once.
 
 If the receipt has yet to be combined with public inputs (the outer query of a SQL statement), the
 result is the *view*.  It is committed with the receipt and stored: a repeated question is answered
@@ -21,7 +24,8 @@ from that receipt, at no charge.
 **Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
 and 3 nothing was shown: the same question continues under its run id, on the rows that exist then,
 at no charge.  It is never refused because rows changed: its noise on other rows is independent.
-After 3 the same question is answered with the committed bytes and their date, without reading rows.
+After 3 the same question is answered with the committed bytes and their date, without reading rows;
+after 5, ``fresh`` is a new charge.
 
 **What asking again reveals.**  A request is the keyed digest of the question, of the paths of its
 inputs and of a public label (``as_of``), never of rows.  So neither the charge nor the answer of a
@@ -59,6 +63,7 @@ def ask(
     ring: KeyRing,
     how: Asking = ONCE,
     make_view: MakeView | None = None,
+    deliver: Callable[[Answer], object] = lambda _: None,
 ) -> Answer:
     """Return the answer of a question; see the module.
 
@@ -66,13 +71,14 @@ def ask(
         ledger: the account of the data set, whose limit applies.
         ring: the key ring of the data set's secret.
         make_view: computes the view of a receipt; ``None``: the receipt is the whole answer.
+        deliver: writes what the command makes of the answer.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
     """
     register = AnswerLog(ledger, question.kind)
     request = request_of(question.kind, question.identity, ring, how.as_of)
-    run_id = None if how.fresh else register.find(request)
+    run_id = register.goes_on(request, how.fresh)
     answer, charged = None if run_id is None else register.read(run_id), False
     if answer is None:
         question.check(ring)
@@ -87,7 +93,10 @@ def ask(
     if make_view is not None and answer.view is None:
         register.keep_view(answer.run_id, _view_of(make_view, answer.receipt))
         answer = _read(register, answer.run_id)
-    return answer._replace(charged=charged)
+    answer = answer._replace(charged=charged)
+    deliver(answer)
+    register.deliver(answer.run_id)
+    return answer
 
 
 def _view_of(make_view: MakeView, receipt: bytes) -> bytes:

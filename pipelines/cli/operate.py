@@ -65,7 +65,8 @@ def init(job: Chosen, as_json: bool) -> None:
 @OPERATOR
 @AS_JSON
 def info(job: Chosen, as_json: bool) -> None:
-    """Show a store's run and its progress; with --operator also the sizes of its parts."""
+    """Show a store's run and its progress; with --operator also the sizes of its parts, and whether
+    its input changed."""
     from dpstream.pipelines.operate.state_admin import info as look
 
     status = look(load_job(job), requested())
@@ -74,7 +75,7 @@ def info(job: Chosen, as_json: bool) -> None:
         return
     click.echo(page(_status_lines(status)), nl=False)
     if requested():
-        print_sizes(status["operator_only"])
+        print_private(status["operator_only"])
 
 
 def _status_lines(status: dict[str, Any]) -> list[str]:
@@ -95,16 +96,17 @@ def _status_lines(status: dict[str, Any]) -> list[str]:
         "dropped": f"releases of windows before {status['dropped']}: the sink has them",
         "abandoned": f"windows before {status['abandoned']}: they get no more releases",
         "restoring": "the next run compares with the sink before it publishes",
-        "input_changed": "a file changed while a run read it: begin a new one, `--fresh`",
     }
-    labels = {"restoring": "Restored", "input_changed": "Changed"}
+    labels = {"restoring": "Restored"}
     for name, note in notes.items():
         lines += labelled(labels.get(name, name.capitalize()), note) if status[name] else []
     return lines
 
 
-def print_sizes(sizes: dict[str, Any]) -> None:
-    """Print the sizes of a store's parts."""
+def print_private(sizes: dict[str, Any]) -> None:
+    """Print the sizes of a store's parts, and whether its input changed."""
+    if sizes["input_changed"]:
+        echo_private("a file changed while a run read it: begin a new run with --fresh.")
     echo_private("sizes tell about the number of units and keys.")
     if sizes["bytes"] is not None:
         echo_private(f"{'file':<10}{sizes['bytes'] / 2**20:12,.1f} MiB")

@@ -369,6 +369,10 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the bar, so that other text may follow."""
         self._progress.stop()
 
     def update(self, done: int, total: int) -> None:

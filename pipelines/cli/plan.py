@@ -144,6 +144,7 @@ def plan(
     from dpstream.accounting.guarantee import describe
     from dpstream.accounting.tuning.outlook import KEYS, coverage, outlook, warnings_of
     from dpstream.pipelines.ask.acceptance import job_acceptance
+    from dpstream.pipelines.jobs.charging import unfinished_fresh
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.job_plan import coverage_lines, details_text, summary_text
@@ -152,7 +153,8 @@ def plan(
     from dpstream.pipelines.scale.scale import shard_figures
 
     loaded = load_job(job._replace(tries=tries))
-    fresh = fresh or bool(tries)  # a trial is not the run that the store holds
+    # A trial is not the run that the store holds; `run --fresh` continues one that it began.
+    fresh = bool(tries) or (fresh and unfinished_fresh(loaded) is None)
     records = load.pop("records")
     if scale:
         _scaled(loaded, load, as_json)

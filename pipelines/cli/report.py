@@ -90,8 +90,6 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
     click.echo(f"Report in {out}: {len(page.inventory.releases):,}{total} releases.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
-    if page.input_changed:
-        click.echo("The input changed while it was read: no release follows, begin a new run.")
     for stamp in page.stamps:
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
+_AGAIN = "--fresh runs again, at a new charge"
 _PERIOD = "; budget.covers gives each window its own, for a guarantee for each period"
 #: Counts whose names do not say what is counted.
 _COUNTED = {
@@ -98,7 +99,7 @@ METRICS = options(
     "--fresh",
     is_flag=True,
     help="Start a new run, at a new charge; the old store and releases are renamed with "
-    "the old run's id.",
+    "the old run's id. Typed again after a failure, it continues the run that it began.",
 )
 @click.option("--fail-if-empty", is_flag=True, help="End with exit code 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -165,12 +166,24 @@ def run_checked(
     if fresh or store_identity(checked) is None:  # what goes on is charged already
         print_warnings(warnings)
     pace = None if speed is None else parse_speed(speed)
+
+    def deliver(result: "Result") -> None:
+        bar.stop()
+        summary = result.summary
+        if as_json:
+            _print_json(checked, result, warnings)
+        else:
+            _print_result(checked, result)
+        print_operator(checked, result)
+        if summary is not None and summary.released.rows == 0 < summary.released.releases:
+            _nothing_released(checked, fail_if_empty, fresh)
+
     with (
         serving(checked, Ports(**metrics)),
         Bar(hidden=quiet or as_json) as bar,
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):
-        result = run_job(
+        run_job(
             checked,
             runner,
             beam_args,
@@ -179,15 +192,8 @@ def run_checked(
             stop=stop,
             through=through,
             fresh=fresh,
+            deliver=deliver,
         )
-    summary = result.summary
-    if as_json:
-        _print_json(checked, result, warnings)
-    else:
-        _print_result(checked, result)
-    print_operator(checked, result)
-    if summary is not None and summary.released.rows == 0 < summary.released.releases:
-        _nothing_released(checked, fail_if_empty)
 
 
 def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
@@ -213,6 +219,9 @@ def _print_result(checked: "Job", result: "Result") -> None:
     if result.through is not None:
         how = f"released through {result.through}; files may join with a later --through"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
+    if not result.input_read:
+        of_store = "" if result.read_at is None else f" of {result.read_at}"
+        click.echo(f"Answered from the store{of_store}: the input was not read; {_AGAIN}.")
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
@@ -239,7 +248,7 @@ def _share(part: float) -> str:
     return f"{100 * part:.3g}%" if part < 10 else "over 1,000%"
 
 
-def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
+def _nothing_released(checked: "Job", fail_if_empty: bool, fresh: bool) -> None:
     """Warn that nothing was released.  The reason depends on the records, so only the operator sees
     it (`print_operator`).
 
@@ -253,6 +262,8 @@ def _nothing_released(checked: "Job", fail_if_empty: bool) -> None:
         " unusable records, for the operator"
     )
     if fail_if_empty:
+        if fresh:  # it is continued, not charged again, by whatever repeats a command that failed
+            fix += f"; type `dpstream run {job}` once before --fresh runs again on the same job"
         raise RunError("run", f"released nothing: {why}", fix)
     click.echo(f"WARNING: NOTHING WAS RELEASED: {why}. Fix: {fix}.", err=True)
 

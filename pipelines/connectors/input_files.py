@@ -25,6 +25,12 @@ With two inputs under one run id, a position that was decided for a record would
 without counting it, and repeated noise would lie on other counts.  The verdict itself says that the
 operator's files changed, which is no function of a record.
 
+Input that nothing is read from any more is not looked at: when an attempt has compared it after its
+last row, the store holds that moment (``Store.compared_input``).  A run whose last step is
+committed by then is answered from store and sink, and a pass leaves out the files that earlier
+passes have read to their end.  Otherwise a repeated command would say, without noise, whether a
+byte of the input has changed since.
+
 Input without an end has no identity of its own: the steps that are committed are the input.  A
 record is decided once, by its position or id, in the transaction of its step, and a step is never
 computed again once it is committed.
@@ -38,7 +44,7 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +52,14 @@ import apache_beam as beam
 import pyarrow as pa
 
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.figures import second_text
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_error
+from dpstream.state.ledger.events import now_micros
 from dpstream.state.store import CHANGED, READING, Store
 
 MAX_FILES = 1 << 20
@@ -73,8 +81,12 @@ class SourceFile(NamedTuple):
     changed: tuple[int, int]
 
 
-def manifest(job: Job) -> tuple[SourceFile, ...]:
+def manifest(job: Job, left_out: Callable[[str], bool] | None = None) -> tuple[SourceFile, ...]:
     """Return the source's files, sorted by name (code points of the POSIX form).
+
+    Args:
+        left_out: whether a file of a name is not looked at, whatever it is by now.  There may then
+            be no other.
 
     Raises:
         UsageError: no file, too many, something that is none, or files inside the sink's folder.
@@ -83,9 +95,11 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
     pattern = job.source.path
     root = _fixed_folder(pattern)
     folders = "**" in Path(pattern).parts
-    statuses = {path: _status(path, folders) for path in glob.glob(pattern, recursive=True)}
+    names = {path: _name(path, root) for path in glob.glob(pattern, recursive=True)}
+    looked_at = (p for p, name in names.items() if left_out is None or not left_out(name))
+    statuses = {path: _status(path, folders) for path in looked_at}
     paths = {path: status for path, status in statuses.items() if status is not None}
-    if not paths:
+    if not paths and left_out is None:
         raise UsageError(
             "table.path",
             f"matches no file: {_unescaped(pattern)}",
@@ -97,7 +111,7 @@ def manifest(job: Job) -> tuple[SourceFile, ...]:
         raise UsageError(
             "sink.path", "holds files of the source", "write releases to a folder of their own"
         )
-    named = sorted((_name(path, root), path) for path in paths)
+    named = sorted((names[path], path) for path in paths)
     return tuple(
         SourceFile(i, name, path, paths[path].st_size, times_of(paths[path]))
         for i, (name, path) in enumerate(named)
@@ -277,10 +291,10 @@ class InputWatch:
             return tuple(ring.source_fingerprint([part]) for part in parts) == self._digests
 
     def end(self) -> None:
-        """Run ``check`` after the last row was read, and note that an attempt has ended."""
+        """Run ``check`` after the last row was read, and note when that was."""
         self.check()
         if self._run is not None and self._files:
-            self._run.open().note_input(None)
+            self._run.open().note_input(second_text(now_micros()))
 
 
 class CompareInput(beam.PTransform):  # type: ignore[misc]

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.flow import SealFactory
 from dpstream.dp_transforms.release import stamped_run_id
@@ -238,7 +239,8 @@ def catch_up(run: Run, sink: Sink) -> None:
             raise PolicyError(
                 "store",
                 "the restored store has not come to all that is published",
-                "run it again; if this stays, the backup is of another run",
+                "run it again, with the latest --through if its input grows; if this stays, the"
+                " backup is of another run",
             )
     publish_committed(run, sink)
     store.finish_restoring()
@@ -361,8 +363,12 @@ def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch
 
 def finished(run: Run) -> bool:
     """Return whether all steps of a run that has an end are committed."""
-    timeline = run.plan.timeline
-    return timeline.end is not None and reached(run.open(), timeline).complete >= timeline.windows
+    return all_committed(run.open(), run.plan.timeline)
+
+
+def all_committed(store: Store, timeline: Timeline) -> bool:
+    """Return whether a store has all steps of a run that has an end."""
+    return timeline.end is not None and reached(store, timeline).complete >= timeline.windows
 
 
 def committed_names(run: Run, store: Store) -> Iterator[tuple[int, int]]:

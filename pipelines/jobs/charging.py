@@ -142,6 +142,21 @@ def ledger_seen(job: Job) -> "Head | None":
     return head_of(peek_note(path, LEDGER))
 
 
+def unfinished_fresh(job: Job) -> "RunIdentity | None":
+    """Return the run of the job's plan that ``--fresh`` began and that no command has finished.
+
+    The command that began it continues it: it charges nothing more.
+    """
+    path = job.state.path
+    if path is None or not Path(path).exists():
+        return None
+    from dpstream.state.sqlite.file import peek_note
+    from dpstream.state.store import FRESH
+
+    identity = None if peek_note(path, FRESH) is None else store_identity(job)
+    return identity if identity is not None and identity.plan_hash == job.plan.hash else None
+
+
 def unnamed_ledger() -> PolicyError:
     """Return the error for a run that was charged and whose job no longer names an account."""
     return PolicyError(

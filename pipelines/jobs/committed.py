@@ -218,17 +218,3 @@ def committed(job: "Job") -> Committed | None:
         return Committed(identity.run_id, *calibrated(job.plan, identity.calibration))
     except (DpstreamError, OSError):
         return None
-
-
-def input_changed(job: "Job") -> bool:
-    """Return whether the store's file notes that the input changed while the run read it."""
-    path = job.state.path
-    if path is None or committed(job) is None:
-        return False
-    from dpstream.state.sqlite.file import peek_note
-    from dpstream.state.store import CHANGED, INPUT
-
-    try:
-        return peek_note(path, INPUT) == CHANGED
-    except (DpstreamError, OSError):
-        return False

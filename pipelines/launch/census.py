@@ -6,7 +6,8 @@ the figures), or make the tables there.  The rest of the order is kept.  The run
 the output as ``run.json`` before the pipeline is built.  Starting again after an interruption
 continues under this run id, which gives the same bytes.  If two processes begin at once, one of
 them publishes.  The manifest is written last, after all tables: an output without it is not an
-output.  Other records under the same run id are refused before any table of them is written.
+output.  Other records under the same run id are refused before any table of them is written; where
+the manifest is there, no record is looked at any more, only their header.
 """
 
 import argparse
@@ -93,22 +94,27 @@ def begin(options: TablesParameters) -> Begin:
     with fetched(options.parameters, options.data, program) as (parameters, data):
         digest = digest_of(public_paths(parameters, data, program))
     inputs = Inputs(options.parameters, options.data, options.choice, digest)
-    public, stamp = prepared(inputs), stamp_of(options.data, program)
-    with options.keys.ring() as keys:
-        parts = [b"table", public.plan.hash.encode(), options.data.encode(), repr(stamp).encode()]
-        request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
+    public = prepared(inputs)
     receipt, begun = get(options.out, MANIFEST), get(options.out, RUN)
     stands = None if receipt is None else decoded(receipt)
+    stamp = stamp_of(options.data, program) if stands is None else None
+    with options.keys.ring() as keys:
+        parts = [b"table", public.plan.hash.encode(), options.data.encode()]
+        request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint
+        read = keys.source_fingerprint([*parts, repr(stamp).encode()])
     run_record = None if begun is None else msgspec.json.decode(begun, type=Begun)
-    if any(r is not None and not r.answers(request) for r in (stands, run_record)):
+    if stands is not None:
+        run_id, answers = stands.run_id, stands.answers(request)
+    elif run_record is not None:
+        run_id, answers = run_record.run_id, run_record.answers(read)
+    else:
+        run_id, answers = new_run_id(), True
+        put(options.out, File(RUN, msgspec.json.encode(Begun(run_id, of_run(read, run_id)))))
+    if not answers:
         raise UsageError("--out_folder", "is another execution's", "name a new folder")
-    if run_record is None:
-        run_id = new_run_id()
-        run_record = Begun(run_id, of_run(request, run_id))
-        put(options.out, File(RUN, msgspec.json.encode(run_record)))
-    letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{run_record.run_id}"))
-    keys_of = options.keys.of_run(run_record.run_id, fingerprint)
-    task = Task(inputs, run_record.run_id, options.out, letters, keys_of, request, stamp)
+    letters = str(Path(tempfile.gettempdir(), f"dpstream-dead-letters-{run_id}"))
+    keys_of = options.keys.of_run(run_id, fingerprint)
+    task = Task(inputs, run_id, options.out, letters, keys_of, request, stamp)
     return Begin(task, public, stands is not None)
 
 

@@ -74,7 +74,8 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
     """Return identity and progress by window of a job's store; all of it public.
 
     Args:
-        operator: add ``operator_only``: sizes by part and window, which are private.
+        operator: add ``operator_only``: sizes by part and window, and whether the input changed
+            while it was read, which are private.
 
     Raises:
         UsageError: there is no store.
@@ -96,17 +97,19 @@ def info(job: Job, operator: bool = False) -> dict[str, Any]:
         "dropped": retained.dropped,
         "abandoned": retained.abandoned,
         "restoring": store.restoring,
-        "input_changed": store.input_changed,
     }
-    return summary | {"operator_only": _sizes(job, store)} if operator else summary
+    return summary | {"operator_only": _private(job, store)} if operator else summary
 
 
-def _sizes(job: Job, store: Store) -> dict[str, Any]:
-    """Return bytes of the embedded store's files, and of parts; a database shows its own."""
+def _private(job: Job, store: Store) -> dict[str, Any]:
+    """Return bytes of the embedded store's files (a database shows its own), and of parts; and
+    whether files changed while a run read them.
+    """
     path = job.state.path
     files = [] if path is None else [Path(f"{path}{side}") for side in ("", "-wal", "-shm")]
     size = sum(p.stat().st_size for p in files if p.exists())
-    return {"bytes": size or None, "parts": [part._asdict() for part in store.parts()]}
+    parts = [part._asdict() for part in store.parts()]
+    return {"bytes": size or None, "parts": parts, "input_changed": store.input_changed}
 
 
 def _refuse_other_input(job: Job, store: Store) -> None:
@@ -204,8 +207,9 @@ def initialise(job: Job) -> tuple[str, bool]:
     Raises:
         PolicyError: the sink, the account or an existing store does not allow it.
     """
-    stores.backend(job.state.store or "").prepare()
-    run, existed, _ = prepare(job)
+    store = stores.backend(job.state.store or "")
+    store.prepare()
+    run, existed, _ = prepare(job, reads=store.identity() is None)
     return run.run_id, not existed
 
 

@@ -29,7 +29,7 @@ from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers,
 from dpstream.dp_transforms.decision import Batch, expand, open_windows
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
-from dpstream.pipelines.jobs.committed import committed, input_changed
+from dpstream.pipelines.jobs.committed import committed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.page import mark_of, write_own
 from dpstream.pipelines.report.data import (
@@ -210,7 +210,6 @@ class Report(NamedTuple):
         figures: `accounting.guarantee.describe` of them.
         inventory, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
-        input_changed: the job's store says that the files were changed while its run read them.
     """
 
     job: Job
@@ -220,7 +219,6 @@ class Report(NamedTuple):
     inventory: Inventory
     findings: Findings
     truth: list[Decade] | None = None
-    input_changed: bool = False
 
     @property
     def expected(self) -> int | None:
@@ -257,7 +255,7 @@ def build(job: Job, truth: Path | None = None) -> Report:
     findings = collect(job.plan, releases)
     decades = None if truth is None else by_size(job, truth, releases, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
-    return Report(job, plan, budget, figures, releases, findings, decades, input_changed(job))
+    return Report(job, plan, budget, figures, releases, findings, decades)
 
 
 def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
@@ -277,7 +275,6 @@ def as_dict(report: Report) -> dict[str, Any]:
         "plan_hash": report.job.plan.hash,
         "run_ids": report.run_ids,
         "stamps": report.stamps,
-        "input_changed": report.input_changed,
         "private": report.truth is not None,
         "plan": report.figures,
         "releases": {

@@ -269,7 +269,6 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
-        "input_changed": report.input_changed,
         "present": len(report.inventory.releases),
         "expected": report.expected,
         "rows": sum(release.keys for release in report.inventory.releases),

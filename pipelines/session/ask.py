@@ -190,10 +190,19 @@ def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
     )
 
 
-def committed(open_table: OpenTable, question: Asked, how: Asking = ONCE) -> Committed:
-    """Return the committed answer of a question."""
+def committed(
+    open_table: OpenTable,
+    question: Asked,
+    how: Asking = ONCE,
+    deliver: Callable[[Committed], object] = lambda _: None,
+) -> Committed:
+    """Return the committed answer of a question.
+
+    Args:
+        deliver: writes what the command makes of the answer.
+    """
     open_table.account.refresh()  # before others are kept waiting
-    answer = sequence.ask(question, open_table.ledger, open_table.ring, how)
+    answer = sequence.ask(question, open_table.ledger, open_table.ring, how, deliver=deliver)
     open_table.account.refresh()
     return answer
 

@@ -158,11 +158,14 @@ def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Commi
     """
     if out.exists() and _read(open_table, out) is None:
         raise UsageError("--ticket", "is a file of something else", "choose another name")
-    answer = committed(open_table, TicketQuestion(open_table, request, out), request.how)
-    name = ticket_name(answer.receipt)
-    with file_errors("--ticket", "cannot be written"):
-        _settled(open_table, _draft(out, answer.run_id), out, name)
-    there = _read(open_table, out)
+
+    def deliver(answer: Committed) -> None:
+        with file_errors("--ticket", "cannot be written"):
+            _settled(open_table, _draft(out, answer.run_id), out, ticket_name(answer.receipt))
+
+    question = TicketQuestion(open_table, request, out)
+    answer = committed(open_table, question, request.how, deliver)
+    name, there = ticket_name(answer.receipt), _read(open_table, out)
     if name is None or there is None or there[1] != name:
         raise PolicyError(
             "--ticket",

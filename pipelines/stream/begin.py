@@ -37,7 +37,7 @@ from dpstream.state.ledger import lineage as tokens
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import open_ledger
-from dpstream.state.store import RunIdentity
+from dpstream.state.store import FRESH, RunIdentity
 
 
 def begin(
@@ -45,6 +45,9 @@ def begin(
     source: Sequence[bytes] | None = None,
     public: pa.Table | None = None,
     accept: Accept | None = None,
+    *,
+    reads: bool = True,
+    fresh: bool = False,
 ) -> tuple[Run, bool]:
     """Begin or resume the run of a job: store, run id and charge, before any draw.
 
@@ -58,6 +61,9 @@ def begin(
         source: parts that identify the input, if it is not the job's own source.
         public: canonical public keys of the plan, if they are not in the job's own list.
         accept: may refuse a run that is not charged yet, by the charges before it.
+        reads: whether it reads the input that it was begun with; else that is not looked at.
+        fresh: note in the store, before the charge, that the run was begun by ``--fresh``, so that
+            the same command continues it.
 
     Returns:
         (run, whether it continues from an existing store).
@@ -65,7 +71,9 @@ def begin(
     Raises:
         PolicyError: the store, the input, the sink or the account does not allow the run.
     """
-    run, resumed, caught_up = prepare(job, source, public, accept)
+    run, resumed, caught_up = prepare(job, source, public, accept, reads)
+    if fresh:
+        run.open().set_metadata(FRESH, "begun")
     charge(job, run, accept)
     if run.open().restoring:
         tokens.restored(run.open(), caught_up)
@@ -79,6 +87,7 @@ def prepare(
     source: Sequence[bytes] | None = None,
     public: pa.Table | None = None,
     accept: Accept | None = None,
+    reads: bool = True,
 ) -> tuple[Run, bool, bool]:
     """Do the part of ``begin`` before the charge: make the store and commit its run id.
 
@@ -92,8 +101,8 @@ def prepare(
     check_begin(job, accept=accept)  # a refused charge leaves no store behind
     sweep(dead_letter_folder(job))
     check_dead_letters(dead_letter_folder(job))
-    own = input_of(job) if source is None else None
-    parts = (source or ()) if own is None else own.identity()
+    own = input_of(job) if source is None and reads else None
+    parts = own.identity() if own is not None else (source or ()) if reads else None
     url = job.state.store or ""
     sink = sink_of(job)
     if not stores.check_new(url, lambda: refuse_lost_store(sink)) and own is not None:
@@ -113,7 +122,7 @@ def prepare(
     )
     try:
         caught_up = check_sink(run, sink, replaying=run.open().restoring)
-        if own is not None and not own.bounded:  # one that ends is read from its first row again
+        if source is None and job.source.unbounded:  # files are read from their first row again
             refuse_emptied(run, sink)
     finally:
         run.destroy_keys()  # those of the comparison; workers make their own

@@ -2,10 +2,11 @@
 
 ``dpstream run JOB --through INSTANT`` releases what is due by then.  Run again with a later
 instant, it reads the files that were added since, and those that held rows beyond the earlier
-instant; all other files are only compared with their fingerprints.  The operator (or a wall clock)
-gives the instant, never a record.  It is committed in the store, with the files of the pass, before
-a row is read: repeating a pass reads the same files through the same trigger time, and gives the
-same bytes.
+instant.  All other files were read to their end: they are recognised by their names, and neither
+opened nor required, so that no command tells whether one of them was changed or deleted since.  The
+operator (or a wall clock) gives the instant, never a record.  It is committed in the store, with
+the files of the pass, before a row is read: repeating a pass reads the same files through the same
+trigger time, and gives the same bytes.  Up to an instant that is released already, nothing is read.
 
 A pass that was interrupted is repeated alone, before files are added: a record's trigger time is
 then a function of its own times and of the pass in which its file was added.
@@ -15,6 +16,8 @@ of files and the last trigger time that it releases; both are committed in the s
 read.  Files of the first pass have their index by name as partition, those that join later have the
 next numbers, by name: a partition, once given, stays.
 
+A file that is renamed is another file: its rows would be read again, within the bound C.
+
 Sensitivity: a record's place (pass, partition, offset) is a function of which file it is in and of
 public facts, never of another record.  Its trigger is its own, or the first of its pass if its own
 was decided before (`dp_transforms.bounding`); it is late, a dead letter, if its windows were closed
@@ -23,6 +26,7 @@ its pass (mechanism.md rules 0 and 1).  C holds over all passes, because the cou
 the store.
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +41,12 @@ from dpstream.accounting.errors import (
     PolicyError,
     RunError,
     UsageError,
+    instance,
     required,
 )
 from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.pacing import waiting_partitions
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.source import JoinedFiles
@@ -52,7 +58,9 @@ from dpstream.pipelines.connectors.input_files import (
     manifest,
     refuse,
 )
+from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.connectors.run_manifest import all_committed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import instant
@@ -64,15 +72,27 @@ from dpstream.state.store import Store
 Digest = Callable[[bytes], str]
 
 
+class JoinedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a pass, as keyed digests.
+
+    Attributes:
+        name: of its name, by which it is recognised.
+        content: of name, size and content, which must stay until it is read to its end.
+    """
+
+    name: str
+    content: str
+
+
 class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files that joined together, and the last trigger time that was released with them.
 
     Attributes:
-        files: keyed digests of name, size and content, in order of their partitions.
+        files: in order of their partitions.
         through: global trigger time.
     """
 
-    files: tuple[str, ...]
+    files: tuple[JoinedFile, ...]
     through: int
 
 
@@ -91,9 +111,9 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: tuple[int, ...] = ()
 
     @property
-    def files(self) -> tuple[str, ...]:
-        """Digests of all files, by partition."""
-        return tuple(digest for one in self.passes for digest in one.files)
+    def files(self) -> tuple[JoinedFile, ...]:
+        """All files, by partition."""
+        return tuple(file for one in self.passes for file in one.files)
 
     @property
     def joined(self) -> tuple[tuple[int, int], ...]:
@@ -109,7 +129,7 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether the last pass has something left to do."""
         return self.done < self.passes[-1].through
 
-    def next(self, files: Sequence[str], through: int) -> "Passes":
+    def next(self, files: Sequence[JoinedFile], through: int) -> "Passes":
         """Return the same and one more pass."""
         new = range(len(self.files), len(self.files) + len(files))
         passes = (*self.passes, Pass(tuple(files), through))
@@ -121,55 +141,66 @@ class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Arranged(NamedTuple):
-    """The files of a run, as it reads them.
+    """The files that a pass may read, with the partitions that they have.
 
     Attributes:
-        earlier: those of the passes so far, by partition, and ``new``: those that are to join, with
-            the partitions that they will have.
-        first: identity of the first pass's files (all, where there is none yet).
-        digests: of ``new``.
+        again: those of earlier passes that are not read to their end, and ``new``: those that are
+            to join.
+        identity: parts that identify these files, ``again`` first.
+        joined: ``new`` as the next pass would note them.
     """
 
-    earlier: tuple[SourceFile, ...]
+    again: tuple[SourceFile, ...]
     new: tuple[SourceFile, ...]
-    first: list[bytes]
-    digests: tuple[str, ...]
+    identity: tuple[bytes, ...]
+    joined: tuple[JoinedFile, ...]
 
 
 def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -> Arranged:
-    """Tell files that a run has read from those that are new.
+    """Tell files that a run reads again from those that are new.
 
     Args:
-        files: all that the source names now, in order of their names.
+        files: those that the source names now and that are not read to their end, in order of
+            their names.
         noted: the store's note, ``None`` for a run that begins.
 
     Raises:
-        PolicyError: a file that the run has read is gone or was changed.
+        PolicyError: a file that is to be read again is gone or was changed.
         RunError: a file cannot be read.
     """
-    parts = [identity_part(*fingerprint_of(file)) for file in files]
-    by_digest = {digest(part): at for at, part in enumerate(parts)}
-    order = () if noted is None else noted.files
-    gone = [partition for partition, name in enumerate(order) if name not in by_digest]
-    if gone:
-        raise PolicyError(
-            "table.path",
-            f"{len(gone)} of the {len(order)} files that this run has read are gone, renamed or"
-            f" changed (the first: file {gone[0]} in the order in which they joined)",
-            "bring them back as they were, corrections in a new file; or begin a new run on a new"
-            " store",
-        )
-    partitions = [by_digest.pop(name) for name in order]
-    new = sorted(by_digest.values())
-    placed = [files[at]._replace(partition=n) for n, at in enumerate([*partitions, *new])]
-    begun = new if noted is None else partitions[: len(noted.passes[0].files)]
-    names = {at: name for name, at in by_digest.items()}
+    joined = () if noted is None else noted.files
+    partitions = {file.name: partition for partition, file in enumerate(joined)}
+    again, new = dict[int, tuple[SourceFile, bytes]](), list[tuple[SourceFile, bytes]]()
+    notes = list[JoinedFile]()
+    for file in files:
+        part = identity_part(*fingerprint_of(file))
+        note = JoinedFile(digest(name_part(file.name)), digest(part))
+        partition = partitions.get(note.name)
+        if partition is None:
+            new.append((file._replace(partition=len(joined) + len(new)), part))
+            notes.append(note)
+        elif note == joined[partition]:
+            again[partition] = file._replace(partition=partition), part
+    for partition in () if noted is None else noted.left:
+        if partition not in again:
+            raise PolicyError(
+                "table.path",
+                f"file {partition} in the order in which files joined has rows that no pass has"
+                " released yet, and it is gone, renamed or changed",
+                f"bring it back as it was, corrections in a new file; or {NEW_RUN}",
+            )
+    read_again = [again[partition] for partition in sorted(again)]
     return Arranged(
-        tuple(placed[: len(partitions)]),
-        tuple(placed[len(partitions) :]),
-        [parts[at] for at in begun],
-        tuple(names[at] for at in new),
+        tuple(file for file, _ in read_again),
+        tuple(file for file, _ in new),
+        tuple(part for _, part in [*read_again, *new]),
+        tuple(notes),
     )
+
+
+def name_part(name: str) -> bytes:
+    """Return what the digest of a file's name is of."""
+    return f"name\0{name}".encode()
 
 
 FLAG = "--through"
@@ -177,69 +208,85 @@ _NOTE = "passes"
 
 
 class Due(NamedTuple):
-    """A pass that is to be run.
+    """The input that a run is to read now.
 
     Attributes:
-        source: the files that it reads.
+        source: the input, or the files of a pass; ``None``: all that is to be released is
+            committed, and nothing is read.
         noted: the passes in the store; ``None`` before the first pass.
-        passes: the passes to commit before a row is read.
+        passes: the passes to commit before a row is read; ``None``: the input is read as a whole.
     """
 
-    source: JoinedFiles
-    noted: Passes | None
-    passes: Passes
+    source: Input | None
+    noted: Passes | None = None
+    passes: Passes | None = None
 
     @property
-    def first(self) -> int:
-        """The first trigger time that it releases."""
-        return self.passes.done + 1
+    def compares(self) -> bool:
+        """Whether the input's identity is that of the run: later passes have files of their own."""
+        return self.source is not None and self.noted is None
+
+    def trigger_times(self, timeline: Timeline) -> range:
+        """Return the trigger times that it releases."""
+        if self.passes is None:
+            return range(1, timeline.last_trigger_time + 1)
+        return range(self.passes.done + 1, self.passes.passes[-1].through + 1)
 
     @property
-    def through(self) -> int:
-        """The last trigger time that it releases."""
-        return self.passes.passes[-1].through
+    def contents(self) -> tuple[str, ...] | None:
+        """Digests of the files of a pass; ``None``: the run's identity is that of all files."""
+        if self.passes is None or self.source is None:
+            return None
+        joined = self.passes.files
+        return tuple(joined[file.partition].content for file in self.source.files())
 
     def instant(self, timeline: Timeline) -> str | None:
-        """Return the instant of ``through``; ``None`` for the end, after which no file can be
-        added.
+        """Return the instant through which a pass releases; ``None`` for the end, after which no
+        file can be added, and for input that is read as a whole.
         """
-        return None if self.through == timeline.last_trigger_time else _text(timeline, self.through)
+        last = timeline.last_trigger_time
+        through = last if self.passes is None else self.passes.passes[-1].through
+        return None if through == last else _text(timeline, through)
 
 
-def due(job: Job, through: str | None) -> Iterator[Due | None]:
-    """Yield the passes to run now, each made when the one before it has ended.
-
-    ``None`` stands for all of the input at once, which is how a job is read whose run was not
-    begun with ``--through``.
+def due(job: Job, through: str | None) -> Iterator[Due]:
+    """Yield what is to be read now, each made when the one before it has ended.
 
     Raises:
         UsageError: the text is not an instant, or the source has no files.
-        PolicyError: a file that was read is missing or changed, there are new files but no
-            instant, or everything up to the instant was released before.
+        PolicyError: a file that is read again is missing or changed, or the run reads its input as
+            a whole and an instant is given.
     """
     if job.source.unbounded:
         if through is not None:
             raise UsageError(FLAG, "is for files, which end", "leave it out")
-        yield None
+        ended = job.plan.timeline.end is not None and begun_of(job).ended
+        yield Due(None if ended else input_of(job))
         return
-    noted = noted_of(job)
+    begun = begun_of(job)
+    noted = begun.passes
     if noted is None and through is None:
-        yield None
+        yield Due(None if begun.ended else input_of(job))
         return
     if job.plan.timeline.max_skew:
         # What counts at a later trigger time than it is decided at would lie between two passes.
         raise UsageError(
             FLAG, "is for events that are not ahead of their stamps", 'write max_skew = "0s"'
         )
+    if begun.reads_whole:
+        raise _reads_whole()
     upto = None if through is None else trigger_time_of(job.plan.timeline, through)
     if noted is not None and noted.pending:
         yield _interrupted_pass(job, noted)
-        noted = noted_of(job)
+        noted = begun_of(job).passes
         if noted is None or noted.pending:
             raise RunError("store", "a pass has not come to its end", "run it again")
         if upto is None or upto <= noted.done:
             return
-    yield _next(job, noted, upto)
+    if noted is not None and (upto is None or upto <= noted.done):
+        yield Due(None, noted, noted)
+        return
+    yield _next(job, noted, required(upto, "a new pass has an end"))
 
 
 def trigger_time_of(timeline: Timeline, through: str) -> int:
@@ -267,34 +314,51 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
     return int(min(trigger_time, timeline.last_trigger_time))
 
 
-def noted_of(job: Job) -> Passes | None:
-    """Return the passes in the job's store; ``None`` without a store, or if it is read as a whole.
+class Begun(NamedTuple):
+    """What a store says of its run's input.
+
+    Attributes:
+        passes: of input that grows; ``None``: none is noted.
+        ended: whether nothing of the input is read any more, unless files join.
+        reads_whole: whether the run reads its input as a whole and has decided some of it.
+    """
+
+    passes: Passes | None = None
+    ended: bool = False
+    reads_whole: bool = False
+
+
+def begun_of(job: Job) -> Begun:
+    """Return what the job's store says of its input; nothing without a store of the job's plan.
 
     Raises:
         PolicyError: its input has changed while a run read it.
     """
     url = job.state.store or ""
     if not stores.exists(url):
-        return None
+        return Begun()
     try:
         store = stores.backend(url).open(job.plan)
     except DpstreamError:
-        return None  # no store, or one that another process is making: `begin` waits, or says so
-    try:
+        return Begun()  # no store, or one that another process is making: `begin` says so
+    with contextlib.closing(store):
         if store.identity.plan_hash != job.plan.hash:
-            return None  # `begin` refuses it
+            return Begun()  # `begin` refuses it
         refuse(store)  # before the files are compared: to bring them back does not help
-        return _decoded(store.metadata(_NOTE))
-    finally:
-        store.close()
+        noted, timeline = _decoded(store.metadata(_NOTE)), job.plan.timeline
+        if noted is not None:
+            return Begun(noted, not noted.pending)
+        return Begun(None, _has_ended(job, store), _decided(store, timeline))
 
 
 def same_input(job: Job, store: Store) -> bool:
-    """Return whether the files are those that a store was begun with, or has read in its passes."""
+    """Return whether the files that a store's run would read are those that it was begun with, or
+    that joined it.
+    """
     noted = _decoded(store.metadata(_NOTE))
     if noted is not None:
         try:
-            return bool(_arranged(job, noted).earlier)
+            return not noted.pending or bool(_interrupted_pass(job, noted))
         except PolicyError:
             return False
     with secret_source(job).ring() as ring:
@@ -302,28 +366,46 @@ def same_input(job: Job, store: Store) -> bool:
         return bool(ring.source_fingerprint(parts) == store.identity.source_fingerprint)
 
 
-def commit(run: Run, pass_: Due) -> Run:
+def _has_ended(job: Job, store: Store) -> bool:
+    """Return whether all steps are committed, and nothing that was read for them has changed."""
+    timeline = job.plan.timeline
+    if not all_committed(store, timeline):
+        return False
+    if job.source.unbounded:  # the committed steps are its input
+        return delivered_through(store) >= timeline.last_trigger_time
+    return store.compared_input is not None
+
+
+def _decided(store: Store, timeline: Timeline) -> bool:
+    """Return whether the run in a store has decided a record or committed a step."""
+    done, shards = reached(store, timeline), range(store.identity.shards)
+    decided = any(store.unit_progress(shard).decided for shard in shards)
+    return bool(decided or done.complete or any(done.open.values()))
+
+
+def _reads_whole() -> PolicyError:
+    return PolicyError(
+        FLAG,
+        "is for runs that were begun with it, and this one reads its input as a whole",
+        f"leave it out to go on with this run; for input that grows {NEW_RUN}",
+    )
+
+
+def commit(run: Run, due: Due) -> Run:
     """Commit a pass in the store of its run, before anything is read; return the run with it.
 
     Raises:
         PolicyError: the run was begun to read its input as a whole.
         RunError: another process has begun another pass meanwhile.
     """
-    store = run.open()
-    if pass_.noted is None:
-        done = reached(store, run.plan.timeline)
-        decided = any(store.unit_progress(shard).decided for shard in range(run.shards))
-        if decided or done.complete or any(done.open.values()):
-            raise PolicyError(
-                FLAG,
-                "is for runs that were begun with it, and this one reads its input as a whole",
-                f"leave it out to go on with this run; for input that grows {NEW_RUN}",
-            )
-    before, after = _encoded(pass_.noted), _encoded(pass_.passes)
+    store, passes = run.open(), required(due.passes, "a pass is committed")
+    if due.noted is None and _decided(store, run.plan.timeline):
+        raise _reads_whole()
+    before, after = _encoded(due.noted), _encoded(passes)
     swapped = before == after or store.swap_metadata(_NOTE, before, after)
     if not swapped and store.metadata(_NOTE) != after:
         raise RunError("store", "another run has begun a pass meanwhile", "run it again")
-    return run._replace(upto=pass_.through, joined=pass_.passes.joined)
+    return run._replace(upto=passes.passes[-1].through, joined=passes.joined)
 
 
 def check_no_passes(run: Run) -> None:
@@ -336,68 +418,50 @@ def check_no_passes(run: Run) -> None:
         raise RunError("store", "its run reads its input in passes", "run it again")
 
 
-def end(run: Run, pass_: Due) -> None:
+def end(run: Run, due: Due) -> None:
     """Record that all of a pass is released and in the sink, and what the next pass must read.
 
     If another process has recorded it meanwhile, it has recorded the same.
     """
-    store, read = run.open(), pass_.source.partitions
-    left = waiting_partitions(store, run.shards, pass_.through, read)
-    after = pass_.passes.ended(left)
-    store.swap_metadata(_NOTE, _encoded(pass_.passes), _encoded(after))
+    store, passes = run.open(), required(due.passes, "a pass ends")
+    read = instance(due.source, JoinedFiles).partitions
+    through = passes.passes[-1].through
+    after = passes.ended(waiting_partitions(store, run.shards, through, read))
+    store.swap_metadata(_NOTE, _encoded(passes), _encoded(after))
 
 
 def _interrupted_pass(job: Job, noted: Passes) -> Due:
-    """Return a pass that was interrupted, with the files that it was begun with."""
-    arranged = _arranged(job, noted)
-    source = JoinedFiles(job, arranged.earlier, noted.left, arranged.first)
-    return Due(source, noted, noted)
+    """Return a pass that was interrupted, with the files that it was begun with and no others."""
+    arranged = _arranged(job, noted, joins=False)
+    return Due(JoinedFiles(job, arranged.again, arranged.identity), noted, noted)
 
 
-def _next(job: Job, noted: Passes | None, upto: int | None) -> Due:
+def _next(job: Job, noted: Passes | None, upto: int) -> Due:
     """Return the pass with the new files."""
-    arranged = _arranged(job, noted)
+    arranged = _arranged(job, noted, joins=True)
     check_types(job, arranged.new)
-    files = (*arranged.earlier, *arranged.new)
-    if noted is None:
-        passes = Passes(()).next(arranged.digests, required(upto, "a new pass has an end"))
-    elif not arranged.new and (upto is None or upto == noted.done):
-        return Due(JoinedFiles(job, files, (), arranged.first), noted, noted)
-    else:
-        passes = noted.next(arranged.digests, _later(job, noted, upto, len(arranged.new)))
-    source = JoinedFiles(job, files, passes.left, arranged.first)
+    passes = (Passes(()) if noted is None else noted).next(arranged.joined, upto)
+    source = JoinedFiles(job, (*arranged.again, *arranged.new), arranged.identity)
     return Due(source, noted, passes)
 
 
-def _later(job: Job, noted: Passes, upto: int | None, new: int) -> int:
-    """Return the trigger time of a further pass."""
-    timeline = job.plan.timeline
-    if upto is not None and upto > noted.done:
-        return upto
-    if noted.done == timeline.last_trigger_time:
-        raise PolicyError(
-            "table.path" if new else FLAG,
-            "comes too late: everything through end is released",
-            f"take the new files away, or write a later end and {NEW_RUN}",
-        )
-    after = _text(timeline, noted.done)
-    if upto is None:
-        raise UsageError(
-            FLAG,
-            f"is required: {new} {'file is' if new == 1 else 'files are'} new, and nothing says"
-            " through when the input is complete"
-            f" (all through {after} is released)",
-            "give an instant after that, or take the new files away",
-        )
-    raise UsageError(
-        FLAG, f"is not later than {after}, and all until then is released", "give a later instant"
-    )
-
-
-def _arranged(job: Job, noted: Passes | None) -> Arranged:
-    files: tuple[SourceFile, ...] = manifest(job)
+def _arranged(job: Job, noted: Passes | None, joins: bool) -> Arranged:
+    """Return the files that are read again and, if files may join, the new ones."""
     with secret_source(job).ring() as ring:
-        return arrange(files, noted, lambda part: ring.source_fingerprint([part]))
+
+        def digest(part: bytes) -> str:
+            return str(ring.source_fingerprint([part]))
+
+        if noted is None:
+            return arrange(manifest(job), None, digest)
+        joined = {file.name for file in noted.files}
+        again = {noted.files[partition].name for partition in noted.left}
+
+        def left_out(name: str) -> bool:
+            digest_of_name = digest(name_part(name))
+            return digest_of_name not in again and (digest_of_name in joined or not joins)
+
+        return arrange(manifest(job, left_out), noted, digest)
 
 
 def _encoded(passes: Passes | None) -> str | None:

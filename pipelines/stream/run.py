@@ -4,8 +4,13 @@
 first, so that a new run begins, with another run id, new noise and a new charge.  Nothing is
 deleted or overwritten: store and releases stay in their folders under names with the run's id, and
 a job that names them can inspect or continue the old run.  All checks that can refuse the new run
-come before the first move.  After a kill between the moves, the same command completes them; after
-a kill that follows the moves, use the command without ``--fresh``: with it, another run is charged.
+come before the first move.
+
+**The same command again**: after a failure or a kill, ``run --fresh`` completes the moves, or
+continues the run that it began, at no further charge.  The store notes, before the charge, that the
+run was begun so (``FRESH``); the note goes when a command has finished the run.  ``--fresh`` begins
+another run only where the one in the store has no note, or is not the one that would begin now:
+its plan, secret, input or number of shards has changed.  So one noise has one input and one charge.
 """
 
 import contextlib
@@ -19,6 +24,7 @@ import apache_beam as beam
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
 from dpstream.accounting.guarantee import lacks_of
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import HAND_OVER
 from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
 from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
@@ -49,7 +55,7 @@ from dpstream.pipelines.connectors.write import (
     WriteReleases,
     dead_letter_folder,
 )
-from dpstream.pipelines.jobs.charging import check_begin, folder_used
+from dpstream.pipelines.jobs.charging import check_begin, folder_used, unfinished_fresh
 from dpstream.pipelines.jobs.committed import store_identity
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
@@ -66,7 +72,8 @@ from dpstream.state import open as stores
 from dpstream.state.durable import sync_folders
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
-from dpstream.state.sqlite.file import exclusive
+from dpstream.state.sqlite.file import connect, exclusive, peek_note, swap_metadata
+from dpstream.state.store import FRESH
 
 
 def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
@@ -136,7 +143,9 @@ class Result(NamedTuple):
 
     ``operator_only``, here and in the summary, counts records exactly and is private; all else is
     public.  ``through``: for files that grow, the instant through which everything is released
-    while more files may be added.
+    while more files may be added.  ``input_read``: whether the command looked at the input; if not,
+    it answered from store and sink.  ``read_at``: when the input was read to its end, if that was
+    before this command.
     """
 
     run_id: str
@@ -148,6 +157,8 @@ class Result(NamedTuple):
     stopped: bool = False
     summary: Summary | None = None
     through: str | None = None
+    input_read: bool = True
+    read_at: str | None = None
 
 
 def run_job(
@@ -162,11 +173,12 @@ def run_job(
     through: str | None = None,
     fresh: bool = False,
     accept: Accept | None = None,
+    deliver: Callable[[Result], object] = lambda _: None,
 ) -> Result:
     """Run a job to its end, or, if its source has no end, until it is stopped.
 
-    If a run has committed its last step, the input is read again only for its identity; the sink
-    is compared with the store, and gets what it lacks.
+    A run that has committed its last step reads nothing: the sink is compared with the store, and
+    gets what it lacks.
 
     Args:
         job: a checked job.
@@ -180,20 +192,58 @@ def run_job(
             these are lines on stderr.
         through: for files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
-        fresh: begin a new run at a new charge; the old one is moved away.
+        fresh: begin a new run at a new charge; the old one is moved away.  A run that a command
+            with ``fresh`` began and did not finish is continued.
         accept: may refuse a run that is not charged yet, by the charges before it.
+        deliver: hands the result on; if it fails, the run counts as unfinished for ``fresh``.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
-    if fresh:
+    if fresh and not _continues(job, through):
         _refuse_early(job, runner, beam_args, speed)
         for name, path in set_aside(job, accept).items():
             warn(f"The old run's {name} moved to {path}.")
     result = None
-    for pass_ in due(job, through):
-        result = _run(job, pass_, runner, beam_args, progress, speed, stop, detach, warn, accept)
-    return required(result, "there is at least one pass")
+    for work in due(job, through):
+        result = _run(
+            job, work, runner, beam_args, progress, speed, stop, detach, warn, accept, fresh
+        )
+    result = required(result, "there is something to do")
+    deliver(result)
+    if not (fresh and result.stopped):  # one that was stopped goes on by the same command
+        _forget_fresh(job)
+    return result
+
+
+def _continues(job: Job, through: str | None) -> bool:
+    """Return whether ``--fresh`` began the run in the job's store, no command has finished it, and
+    it is the very run that would begin now: of the same plan, secret, input and shards.
+    """
+    identity = unfinished_fresh(job)
+    if identity is None or identity.shards != job.state.shards:
+        return False
+    try:
+        with secret_source(job).ring() as ring:
+            stores.refuse_other_secret(identity, ring.fingerprint)
+        begun = passes.begun_of(job)
+    except PolicyError:  # another secret, or files that changed while they were read
+        return False
+    if begun.reads_whole if through is not None else begun.passes is not None:
+        return False
+    store = stores.open_store(job.state.store or "", job.plan, identity.run_id)
+    try:
+        return begun.ended or passes.same_input(job, store)
+    finally:
+        stores.close_all()
+
+
+def _forget_fresh(job: Job) -> None:
+    """Record that a run is finished, so that ``--fresh`` begins another one."""
+    path = job.state.path
+    if path is not None and peek_note(path, FRESH) is not None:
+        with contextlib.closing(connect(path)) as db:
+            swap_metadata(db, FRESH, "begun", None)
 
 
 def _refuse_early(job: Job, runner: str, beam_args: Sequence[str], speed: float | None) -> None:
@@ -205,7 +255,7 @@ def _refuse_early(job: Job, runner: str, beam_args: Sequence[str], speed: float 
 
 def _run(
     job: Job,
-    pass_: Due | None,
+    work: Due,
     runner: str,
     beam_args: Sequence[str],
     progress: Progress | None,
@@ -214,32 +264,32 @@ def _run(
     detach: bool,
     warn: Warn,
     accept: Accept | None,
+    fresh: bool,
 ) -> Result:
     """Run all of the input, or one pass over input that grows; see ``run_job``."""
     engine = make_runner(runner, beam_args)
-    source = input_of(job) if pass_ is None else pass_.source
+    source = work.source
     _check_engine(engine, source, speed)
-    if pass_ is not None and (engine.kind.streaming or detach):
+    if work.passes is not None and (engine.kind.streaming or detach):
         raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
-    watch = InputWatch(source.files())
+    watch = InputWatch(() if source is None else source.files())
     # Whatever is wrong with recorded files is said before a run begins and is charged.
-    reader = _recorded(job, source, engine, speed)
-    run, resumed = _begun(job, engine, warn, pass_, accept)
-    watch.begin(run, None if pass_ is None else pass_.passes.files)
-    restoring, steps, sink = run.open().restoring, _steps(run, pass_), sink_of(job, run, watch)
-    is_complete = finished(run) if pass_ is None else not pass_.passes.pending
-    upto = None if pass_ is None else pass_.instant(job.plan.timeline)
-    if source.bounded and not detach and not restoring and is_complete:
+    reader = None if source is None else _recorded(job, source, engine, speed)
+    run, resumed = _begun(job, engine, warn, work, accept, fresh)
+    watch.begin(run, work.contents)
+    restoring, steps, sink = run.open().restoring, _steps(run, work), sink_of(job, run, watch)
+    upto = work.instant(job.plan.timeline)
+    outcome = run.run_id, job.plan.hash, steps, sink.place, resumed
+    committed = work.passes is None and finished(run)
+    if source is None or (source.bounded and not detach and not restoring and committed):
+        read_at = run.open().compared_input
         summary = _complete(job, run, source, watch, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        return Result(
-            run.run_id, job.plan.hash, steps, sink.place, resumed, {}, False, summary, upto
-        )
+        return Result(*outcome, {}, False, summary, upto, source is not None, read_at)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
-    clock = None if pass_ is None else Announced(pass_.through, pass_.first)
-    summary = None
+    summary, clock = None, _announced(work, job.plan.timeline)
     _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted, clock)
     batches = contextlib.ExitStack()
     by_reference = engine.kind.by_reference
@@ -256,16 +306,23 @@ def _run(
         if not detach:
             _finish(job, run, source, watch, sink if restoring and ends else None)
             _publish_rest(run, sink, source, engine.kind.streaming and ends)
-            if pass_ is not None:
-                passes.end(run, pass_)
+            if work.passes is not None:
+                passes.end(run, work)
             if source.bounded:
                 summary = _summary(job, run, sink, dict(operator_totals))
     finally:
         with batches:  # until the engine has ended: its last bundles may still ask for some
-            identity = run.open().identity
             _let_go(run, sink, None if detach else engine)
-    outcome = dict(operator_totals), stop is not None and stop.is_set(), summary, upto
-    return Result(identity.run_id, job.plan.hash, steps, sink.place, resumed, *outcome)
+    stopped = stop is not None and stop.is_set()
+    return Result(*outcome, dict(operator_totals), stopped, summary, upto)
+
+
+def _announced(work: Due, timeline: Timeline) -> Announced | None:
+    """Return the clock of a pass; ``None``: the source has one."""
+    if work.passes is None:
+        return None
+    times = work.trigger_times(timeline)
+    return Announced(times[-1], times[0])
 
 
 @contextlib.contextmanager
@@ -291,11 +348,18 @@ def _publish_rest(run: Run, sink: Sink, source: Input, missing: bool) -> None:
 
 
 def _complete(
-    job: Job, run: Run, source: Input, watch: InputWatch, sink: Sink, engine: Engine
+    job: Job, run: Run, source: Input | None, watch: InputWatch, sink: Sink, engine: Engine
 ) -> Summary | None:
-    """Finish a run whose steps are all committed: complete the sink and close everything."""
+    """Finish a run whose due steps are all committed: complete the sink and close everything.
+
+    Args:
+        source: the input that it would have read, which must not have changed; ``None``: none.
+    """
     try:
-        complete(run, sink)
+        if run.open().restoring:
+            catch_up(run, sink)
+        if not job.source.unbounded:  # all else is published when it is delivered
+            complete(run, sink)
         lasting = run.plan.design.remembered_for
         expire(run.open(), run.plan.timeline, remembered_for=lasting)
         _finish(job, run, source, watch, None)
@@ -314,11 +378,13 @@ def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary 
 
 
 def _begun(
-    job: Job, engine: Engine, warn: Warn, pass_: Due | None, accept: Accept | None
+    job: Job, engine: Engine, warn: Warn, work: Due, accept: Accept | None, fresh: bool
 ) -> tuple[Run, bool]:
-    run, resumed = begin(job, None if pass_ is None else pass_.source.identity(), accept=accept)
-    if pass_ is not None:
-        run = passes.commit(run, pass_)
+    first = work.noted is None and work.passes is not None
+    source = required(work.source, "a first pass has files").identity() if first else None
+    run, resumed = begin(job, source, accept=accept, reads=work.compares, fresh=fresh)
+    if work.passes is not None:
+        run = passes.commit(run, work)
     elif not job.source.unbounded:
         passes.check_no_passes(run)
     for words in lacks_of(run.plan, run.budget()) if resumed else ():
@@ -359,38 +425,42 @@ def _of_input(failure: DpstreamError, watch: InputWatch) -> DpstreamError:
     return failure
 
 
-def _finish(job: Job, run: Run, source: Input, watch: InputWatch, behind: Sink | None) -> None:
+def _finish(
+    job: Job, run: Run, source: Input | None, watch: InputWatch, behind: Sink | None
+) -> None:
     """Do what remains when the pipeline has ended.
 
     Args:
         behind: the sink that a restored run was compared with, and must still publish the rest to.
     """
-    watch.end()
+    watch.check()
     if isinstance(source, FilesInput) and {file.name for file in source.files()} - watch.names:
         raise PolicyError(
             "table.path",
             "files joined it while the run read the others, and nothing of them is released",
             "move them away and run again; for input that grows begin a new run with `--through`",
         )
+    watch.end()  # from here on nothing is read again
     if behind is not None:
         catch_up(run, behind)
     leave(job, run)
 
 
-def _check_engine(engine: Engine, source: Input, speed: float | None) -> None:
-    if not source.bounded and not engine.kind.streaming:
+def _check_engine(engine: Engine, source: Input | None, speed: float | None) -> None:
+    bounded = source is None or source.bounded
+    if not bounded and not engine.kind.streaming:
         raise UsageError(
             "--runner", "takes input that ends only", "use --runner=PrismRunner, or Flink"
         )
-    if speed is not None and not (source.bounded and engine.kind.streaming):
+    if speed is not None and not (bounded and engine.kind.streaming):
         raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
 
 
-def _steps(run: Run, pass_: Due | None) -> int:
+def _steps(run: Run, work: Due) -> int:
     """Return the number of steps of a run or pass that has an end, else 0: a public number."""
     timeline = run.plan.timeline
-    if pass_ is not None:
-        times = range(pass_.first, pass_.through + 1)
+    if work.passes is not None:
+        times = work.trigger_times(timeline)
         return sum(len(timeline.windows_at(time)) for time in times) * run.shards
     if timeline.end is None:
         return 0

@@ -200,9 +200,14 @@ def execute(order: Order) -> Execution:
         archive = Archive(archive_of(place.path, order.out.parent))
         question = TablesQuestion(order, setup, archive)
         ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
-        answer = sequence.ask(question, ledger, keys, order.how)
-        manifest = question.publish(answer.receipt)
-    return Execution(manifest, answer.charged, question.drawn)
+        answer = sequence.ask(
+            question,
+            ledger,
+            keys,
+            order.how,
+            deliver=lambda answer: question.publish(answer.receipt),
+        )
+    return Execution(decoded(answer.receipt), answer.charged, question.drawn)
 
 
 def _uncharged(

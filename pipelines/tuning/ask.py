@@ -302,8 +302,19 @@ def ask(request: Request) -> CheckedRequest:
     tuning = CheckedRequest(request, job, question, design(question, private), ranges)
     question_of_file = question_of(request.project, request.new)
     same = question_of_file == (tuning.digest, request.as_of)
-    check_new_name(request.project, request.new, "--as", existing=same and not request.fresh)
+    check_new_name(request.project, request.new, "--as", existing=same)
     return tuning
+
+
+def refuse_taken(tuning: CheckedRequest) -> None:
+    """Refuse the name of a section that has an earlier answer, if a new one is to be charged.
+
+    Raises:
+        UsageError: it is taken.
+    """
+    request = tuning.request
+    if request.fresh:
+        check_new_name(request.project, request.new, "--as")
 
 
 def _check_private(request: Request, job: Job) -> None:

@@ -65,7 +65,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import append_section, sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
-from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, render
+from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, refuse_taken, render
 from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
@@ -294,7 +294,8 @@ class TuningQuestion(NamedTuple):
         return [self.checked.digest.encode()]
 
     def check(self, ring: KeyRing) -> None:
-        """Refuse files that cannot be read; see `ask.question.Question`."""
+        """Refuse a taken name, and files that cannot be read; see `ask.question.Question`."""
+        refuse_taken(self.checked)
         pieces(self.checked.job)
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -323,9 +324,16 @@ class TuningQuestion(NamedTuple):
 
 def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
     place = required(tuning.job.ledger, "a private tuning has an account")
+    outcomes = list[Outcome]()
     with contextlib.closing(open_ledger(place)) as ledger:
-        answer = sequence.ask(TuningQuestion(tuning), ledger, ring, tuning.request.how)
-    return _write_job(tuning, answer)
+        sequence.ask(
+            TuningQuestion(tuning),
+            ledger,
+            ring,
+            tuning.request.how,
+            deliver=lambda answer: outcomes.append(_write_job(tuning, answer)),
+        )
+    return outcomes[0]
 
 
 def acceptance(tuning: CheckedRequest) -> Acceptance:
@@ -343,7 +351,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     )
     run_id = accepted.run_id
     if not accepted.answered or run_id is None:
-        return accepted
+        return accepted.unless(lambda: refuse_taken(tuning))
     with contextlib.closing(open_ledger(place, looking=True)) as ledger:
         answer = AnswerLog(ledger, question.kind).read(run_id)
     given = required(answer, "a question that was answered has its answer")

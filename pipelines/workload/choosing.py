@@ -24,6 +24,7 @@ from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.ask.acceptance import Acceptance, job_acceptance, room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.jobs.charging import unfinished_fresh
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.workload.execute import Order, check, job_of
@@ -41,6 +42,7 @@ from dpstream.pipelines.workload.registered import acceptance as acceptance_once
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import read_history
+from dpstream.state.store import RunIdentity
 
 Result = TypeVar("Result")
 
@@ -70,10 +72,12 @@ class Gaussian(NamedTuple):
     Attributes:
         plan_hash: returns the plan hash of the charge.
         registered: whether charge and answer are in the account; otherwise a run has a store.
+        unfinished: returns the run with a store that ``--fresh`` began and did not finish.
     """
 
     plan_hash: Callable[[], str]
     registered: bool
+    unfinished: Callable[[], RunIdentity | None]
 
 
 class Measured(NamedTuple):
@@ -128,7 +132,7 @@ class Request(NamedTuple):
             mechanism = self.drawn("gaussian")
             return WorkloadQuestion(self.workload, self.job, mechanism, partial=True).plan_hash
 
-        charge = Gaussian(plan_hash, by_tables)
+        charge = Gaussian(plan_hash, by_tables, lambda: unfinished_fresh(job_of(order)))
         where = self.workload, self.job, plan, self.folder
         return chosen(*where, charge, optimise, order.fresh)
 
@@ -203,7 +207,8 @@ def acceptance(
         drawn = request.drawn(choice.family)
         return acceptance_once(request.workload, request.job, drawn, not geometric, how, out)
     job = job_of(order)
-    return job_acceptance(job, order.fresh).unless(lambda: check(order, job, out is not None))
+    new = order.fresh and unfinished_fresh(job) is None
+    return job_acceptance(job, new).unless(lambda: check(order, job, out is not None))
 
 
 def by_choice(choose: Callable[[], Choice], ask: Callable[[Choice], Result]) -> Result:
@@ -288,14 +293,11 @@ def _history(job: Job) -> History:
 
 
 def _unanswered(charge: Charge, account: History, gaussian: Gaussian) -> bool:
-    """Return whether a fresh question continues a charge, because the account has no answer to it.
-
-    A store has no receipts: a fresh run is a new one.
-    """
-    registered = charge.mu is None or gaussian.registered
-    return (
-        registered and charge.run_id not in account.receipts and charge.run_id not in account.closed
-    )
+    """Return whether a fresh question continues a charge, because it is not answered yet."""
+    if charge.mu is not None and not gaussian.registered:
+        run = gaussian.unfinished()
+        return run is not None and run.run_id == charge.run_id
+    return charge.run_id not in account.receipts and charge.run_id not in account.closed
 
 
 def _charged(

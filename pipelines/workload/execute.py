@@ -18,6 +18,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload
+from dpstream.pipelines.jobs.charging import unfinished_fresh
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import CELL, domain_digest
 from dpstream.pipelines.stream.run import Progress, Result, run_job
@@ -70,15 +71,27 @@ def execute(order: Order, progress: Progress | None = None) -> Done:
     """
     job = job_of(order)
     check(order, job)
+    receipts = list[Receipt]()
     result = run_job(
-        job, order.runner, order.beam_args, progress, fresh=order.fresh, accept=order.accept
+        job,
+        order.runner,
+        order.beam_args,
+        progress,
+        fresh=order.fresh,
+        accept=order.accept,
+        deliver=lambda result: receipts.append(_written(order, job, result.run_id)),
     )
+    return Done(receipts[0], result)
+
+
+def _written(order: Order, job: Job, run_id: str) -> Receipt:
+    """Write the answers of a finished run; return their receipt."""
     try:
-        estimate, moments, receipt = _released(order, job, result.run_id)
+        estimate, moments, receipt = _released(order, job, run_id)
     finally:
         stores.close_all()
     table = answers(order.workload, estimate, moments, order.over_time, order.nonnegative)
-    return Done(write_release(order.out, receipt, estimate, table, order.form), result)
+    return write_release(order.out, receipt, estimate, table, order.form)
 
 
 def job_of(order: Order) -> Job:
@@ -102,7 +115,8 @@ def check(order: Order, job: Job, named: bool = True) -> None:
         UsageError: OUT holds another answer, or the job has no end.
     """
     if named:
-        check_place(order.out, job.plan.hash, order.workload, order.fresh)
+        new = order.fresh and unfinished_fresh(job) is None
+        check_place(order.out, job.plan.hash, order.workload, new)
     if job.plan.timeline.end is None:
         raise UsageError(
             "end",

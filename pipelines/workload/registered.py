@@ -54,7 +54,7 @@ from dpstream.pipelines.workload.release import (
     write_estimate,
     write_release,
 )
-from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
@@ -366,17 +366,20 @@ def answer_once(
     question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
     if nonnegative and not mechanism.every_cell:
         raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
+    written = list[Receipt]()
+
+    def write(answer: Answer) -> None:
+        receipt, estimate = question.released(answer.receipt)
+        table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
+        receipt = msgspec.structs.replace(receipt, workload=workload.digest)
+        written.append(write_release(out, receipt, estimate, table, form))
+
     with (
         secret_source(job).ring() as keys,
         contextlib.closing(open_ledger(question.ledger)) as ledger,
     ):
-        answer = sequence.ask(question, ledger, keys, how)
-    released = question.released(answer.receipt)
-    receipt, estimate = released.receipt, released.estimate
-    table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
-    receipt = msgspec.structs.replace(receipt, workload=workload.digest)
-    written = write_release(out, receipt, estimate, table, form)
-    return Answered(written, answer.charged, question.dead_letters)
+        answer = sequence.ask(question, ledger, keys, how, deliver=write)
+    return Answered(written[0], answer.charged, question.dead_letters)
 
 
 def acceptance(

@@ -10,7 +10,9 @@ and what follows from it; here each step is one transaction:
   one counts;
 * *keep_view*: the view of a receipt that was committed without one; of several the first one
 counts;
-* *read*: the committed answer, once the account's head file has it (`state.ledger.head`).
+* *read*: the committed answer, once the account's head file has it (`state.ledger.head`);
+* *delivered*: the command that asked ``fresh`` has written what it makes of the answer.  Until then
+  the same command continues, so that a failure behind the commit costs no second charge.
 
 A view is computed from the receipt and public inputs when a question is first asked (the rows of a
 SQL statement's outer query).  It costs nothing, and it is stored because these inputs may change.
@@ -100,7 +102,7 @@ class AnswerLog:
             request: keyed digest of the question.
             decide: returns the charge of a new run id, given all charges before it; called in the
                 transaction, perhaps several times.
-            fresh: charge it again if it was answered; one that was interrupted still continues.
+            fresh: charge it again if it was answered and delivered; else it continues.
 
         Raises:
             PolicyError: the charge exceeds the limit, or its cost cannot be composed with the
@@ -123,6 +125,8 @@ class AnswerLog:
             [charge] = account.check([charge])
             charge = self._ledger.append_charge(charge)
             self._ledger.ask(charge.run_id, request)
+            if fresh:
+                self._ledger.add_token(_undelivered(charge.run_id), "fresh", None)
             if receipt is not None:
                 digest = self._digest(charge.run_id, receipt)
                 self._ledger.answer(charge.run_id, receipt, digest)
@@ -135,12 +139,24 @@ class AnswerLog:
         charged.
 
         Args:
-            fresh: ask again, at a new charge, if it was answered; one that was interrupted still
-                continues.
+            fresh: ask again, at a new charge, if it was answered; one that was interrupted, or that
+                was asked ``fresh`` and not delivered, continues.
         """
         run_id = self.find(request)
-        answered = run_id and fresh and self._committed(run_id) is not None
-        return None if answered else run_id
+        if run_id is None or not fresh or self._ledger.tokens(_undelivered(run_id)):
+            return run_id
+        return run_id if self._committed(run_id) is None else None
+
+    def deliver(self, run_id: str) -> None:
+        """Record that an answer is where its command puts it: asked ``fresh``, it is asked anew."""
+        name = _undelivered(run_id)
+
+        def drop() -> None:
+            for token in self._ledger.tokens(name):
+                self._ledger.drop_token(name, token)
+
+        if self._ledger.tokens(name):
+            self._ledger.transact(drop)
 
     def find(self, request: str) -> str | None:
         """Return the run id that was charged for a request; ``None``: it was never asked.
@@ -229,6 +245,11 @@ class AnswerLog:
         entry = _charged(self._ledger.history().digest_of(run_id))
         bound = b"\0".join((entry.encode(), run_id.encode(), content))
         return hashlib.blake2b(bound, digest_size=16, person=content_kind).hexdigest()
+
+
+def _undelivered(run_id: str) -> str:
+    """Return the name under which the account has a token of an answer that is not delivered."""
+    return f"{run_id}/fresh"
 
 
 def _changed(part_name: str) -> PolicyError:

@@ -1,5 +1,8 @@
-"""A run that has ended: its input is told by its identity, its sink is completed and compared."""
+"""A run that has ended: its input is not looked at, its sink is completed and compared."""
 
+import contextlib
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,10 @@ from dpstream.pipelines.stream import run as stream
 from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from dpstream.state.store import READING
 from tests.audit.replays import Place, new_place
+from tests.fixed import fixed_date
+from tests.pipelines.cli.called import call
 
 Files = dict[str, bytes]
 
@@ -61,12 +67,99 @@ def test_nothing_is_read_again(place: Place) -> None:
     assert place.files() == before and len(place.entries()) == 1
 
 
-@pytest.mark.usefixtures("unread")
-def test_another_input_is_refused(place: Place) -> None:
-    with open(place.folder / "in.csv", "a") as file:
+def as_it_was(_: Path) -> None:
+    """Leave the file as it is."""
+
+
+def appended(path: Path) -> None:
+    with open(path, "a") as file:
         file.write("60,p1,2024-01-01T01:00:00Z\n")
+
+
+def one_letter(path: Path) -> None:
+    path.write_text(path.read_text().replace("p1", "P1", 1))
+
+
+def erased(path: Path) -> None:
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(row for row in rows if not row.startswith("7,")))
+
+
+def another_header(path: Path) -> None:
+    path.write_text("nothing,of,it\n")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)  # whoever opens it waits for ever
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_circle(path: Path) -> None:
+    """A link that nothing can be told of, not even by root."""
+    path.unlink()
+    path.symlink_to(path)
+
+
+CHANGES = (
+    as_it_was, appended, one_letter, erased, another_header, Path.unlink, a_pipe, a_folder, a_circle
+)  # fmt: skip
+#: Every command that looks at a job, its store or its releases; the store is copied and restored.
+LOOKS = (
+    ("run",), ("run", "--json"), ("run", "--quiet", "--operator"), ("plan",), ("plan", "--fresh"),
+    ("report", "--out", "page.html"), ("state", "info"), ("state", "info", "--operator"),
+    ("state", "init"), ("state", "expire"), ("state", "backup", "--out", "b"),
+    ("state", "releases"), ("state", "releases", "--out", "rel"), ("account", "show"),
+    ("secret", "check"), ("state", "restore", "pages", "b", "--replace"),
+    ("run",), ("run", "--runner=PrismRunner", "--speed=max"), ("run", "--through", "2024-01-02"),
+    ("run", "--through", "end"),
+)  # fmt: skip
+
+
+def test_no_command_tells_of_the_input(place: Place, tmp_path: Path) -> None:
+    """Not by its exit code, by what it prints or by what it leaves."""
+    seen = list[tuple[list[Any], Files]]()
+    for change in CHANGES:
+        folder = Path(shutil.copytree(place.folder, tmp_path / "same" / "place"))
+        change(folder / "in.csv")
+        printed = list[Any]()
+        with contextlib.chdir(folder), fixed_date():
+            for words in LOOKS:
+                done = call(*words)
+                printed.append((words, done.exit_code, done.stdout, done.stderr))
+                stores.close_all()
+        seen.append((printed, Place(folder).files()))
+        shutil.rmtree(folder.parent)
+    for change, one in zip(CHANGES, seen, strict=True):
+        assert one == seen[0], change
+    refused = {(words, code) for words, code, *_ in seen[0][0] if code}
+    through = {(words, 3) for words in LOOKS if "--through" in words}  # it is read as a whole
+    assert refused == through
+
+
+def test_the_command_says_that_nothing_was_read(place: Place) -> None:
+    with contextlib.chdir(place.folder):
+        text, document = call("run"), call("run", "--json")
+    assert "the input was not read" in text.stdout and "--fresh" in text.stdout
+    fields = json.loads(document.stdout)
+    assert fields["input_read"] is False and fields["read_at"] in text.stdout
+
+
+@pytest.mark.usefixtures("unread")
+def test_a_run_that_was_cut_off_at_its_end_compares_its_input(place: Place) -> None:
+    """All steps are committed, and nothing says that no file changed before the last was read."""
+    run = begin(place.job())[0]
+    run.open().note_input(READING)
+    run.destroy_keys()
+    stores.close_all()
+    appended(place.folder / "in.csv")
     with pytest.raises(PolicyError, match="not the one this store was begun with"):
         run_job(place.job())
+    stores.close_all()
 
 
 @pytest.mark.usefixtures("unread")

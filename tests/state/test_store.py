@@ -107,12 +107,14 @@ def test_a_token_is_renewed_by_comparison(store: SqliteStore) -> None:
 
 def test_the_verdict_on_an_input_is_final(store: SqliteStore) -> None:
     assert not store.reading and not store.input_changed
+    assert store.compared_input is None
     store.note_input(READING)
-    assert store.reading
-    store.note_input(None)
-    assert not store.reading
+    assert store.reading and store.compared_input is None
+    store.note_input("2024-01-05T00:00:00Z")
+    assert not store.reading and store.compared_input == "2024-01-05T00:00:00Z"
     store.note_input(READING)
+    assert store.reading and store.compared_input is None
     store.note_input(CHANGED)
     store.note_input(READING)
-    store.note_input(None)
-    assert store.input_changed and not store.reading
+    store.note_input("2024-01-05T00:00:00Z")
+    assert store.input_changed and not store.reading and store.compared_input is None

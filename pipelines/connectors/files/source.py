@@ -280,26 +280,28 @@ class JoinedFiles(Input):
     """The files of one pass of a run whose input grows (`pipelines.stream.passes`).
 
     Args:
-        files: all that the run knows by now, by partition: they must not change.
-        read: partitions that the pass reads.
-        first: identity of the files that the run was begun with.
+        files: those that the pass reads, which must not change while it does.
+        identity: parts that identify them.
     """
 
     bounded = True
 
-    def __init__(
-        self, job: Job, files: Sequence[SourceFile], read: Iterable[int], first: list[bytes]
-    ) -> None:
+    def __init__(self, job: Job, files: Sequence[SourceFile], identity: Sequence[bytes]) -> None:
         super().__init__(job)
-        self._files, self.partitions, self._first = tuple(files), tuple(read), first
+        self._files, self._identity = tuple(files), list(identity)
+
+    @property
+    def partitions(self) -> list[int]:
+        """Partitions that the pass reads."""
+        return [file.partition for file in self._files]
 
     @override
     def identity(self) -> list[bytes]:
-        return self._first
+        return self._identity
 
     @override
     def read(self, begin: int = 0, backpressure: Backpressure | None = None) -> Any:
-        return ReadFiles(self.job, [self._files[partition] for partition in self.partitions])
+        return ReadFiles(self.job, self._files)
 
     @override
     def files(self) -> tuple[SourceFile, ...]:

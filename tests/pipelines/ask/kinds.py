@@ -9,6 +9,7 @@ and says, but for its own private inputs.
 """
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -28,8 +29,11 @@ from dpstream.pipelines.cli.main import cli
 from tests import accounts
 from tests.faults.filecalls.commands import COMMANDS, Command
 
-#: What rows there are: those of the world, without one unit's, none, or not even a file.
-ROWS = ("same", "neighbour", "empty", "missing")
+#: What rows there are: those of the world, without one unit's, none, not even a file, or a pipe,
+#: which nobody may open.
+ROWS = ("same", "neighbour", "empty", "missing", "pipe")
+#: Those that are no table.
+NO_ROWS = ("missing", "pipe")
 
 ACCOUNT = Path("account/ledger.db")
 
@@ -145,8 +149,10 @@ def lines_of(name: str, unit: Callable[[str], bool]) -> Callable[[str], None]:
         path, original = Path(name), Path(f"{name}.whole")
         if not original.exists():
             shutil.copyfile(path, original)
-        if rows == "missing":
-            path.unlink()
+        if rows in NO_ROWS:
+            path.unlink(missing_ok=True)
+            if rows == "pipe":
+                os.mkfifo(path)
             return
         head, *lines = original.read_text().splitlines(keepends=True)
         body = {"same": lines, "empty": [], "neighbour": [x for x in lines if not unit(x)]}[rows]
@@ -167,8 +173,10 @@ def _appended(name: str, *lines: str) -> Callable[[str], None]:
 
 def _session(rows: str) -> None:
     """Records of a session's table are deleted: one, the others, or the folder."""
-    if rows == "missing":
-        shutil.rmtree("small.table")
+    if rows in NO_ROWS:
+        shutil.rmtree("small.table", ignore_errors=True)
+        if rows == "pipe":
+            os.mkfifo("small.table")
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))

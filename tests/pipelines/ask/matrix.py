@@ -20,6 +20,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 #: Where tests of the suite and of the faults are.
 ASK, FAULTS = "tests/pipelines/ask/test_question.py", "tests/faults/"
 RECOVERED = f"{FAULTS}test_recovered_account.py"
+REPEATED = f"{FAULTS}test_fresh_repeated.py::test_it_is_charged_once_at_many_calls"
 
 
 class Check(NamedTuple):
@@ -52,7 +53,7 @@ CHECKS = (
                      "test_a_stream_draws_nothing_for_other_rows[run]"}),
     Check("asked again on other rows, none, or without files",
           f"{ASK}::test_asking_again_tells_nothing_of_the_rows",
-          {"stream": "its store fixes the input: a run on other rows is refused"}),
+          {"stream": "tests/pipelines/test_finished.py::test_no_command_tells_of_the_input"}),
     Check("first answers on neighbouring rows",
           f"{ASK}::test_first_answers_on_neighbours_differ_in_released_values_alone"),
     Check("limit", f"{ASK}::test_beyond_the_limit_nothing_is_read_or_written",
@@ -93,8 +94,13 @@ CHECKS = (
           {"stream": "tests/pipelines/stream/test_run.py::"
                      "test_a_changed_number_is_one_command"}),
     Check("`fresh` continues what was cut off", f"{ASK}::test_fresh_continues_what_was_cut_off",
-          {"stream": "tests/pipelines/stream/test_run.py::"
-                     "test_after_half_of_the_moves_the_same_command_goes_on"}),
+          {"stream": "tests/pipelines/stream/test_fresh.py::test_a_full_disk_is_charged_once"}),
+    Check("`fresh` typed again until it is done", f"{REPEATED}[sql --fresh]",
+          {"stream": f"{REPEATED}[run --fresh]", "tuning": f"{REPEATED}[choose --fresh]",
+           "session": f"{REPEATED}[session ask --fresh]",
+           "workload": f"{REPEATED}[workload answer --fresh]",
+           "census": f"{REPEATED}[census execute --fresh]"}
+          | _but("frame, keys only", "it returns its answer in memory and delivers nothing")),
     Check("`as_of`", f"{ASK}::test_as_of_and_fresh_are_new_charges",
           {"stream": "its windows name the times; other input is another job or `--fresh`"}),
     Check("the same bytes on every runner", f"{ASK}::test_workers_of_a_runner_give_the_same_bytes",

@@ -1,5 +1,6 @@
 """Every command on jobs whose source has no end, with a plan that has none either."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
+from dpstream.state.sqlite.file import connect, swap_metadata
+from dpstream.state.transfer import DELIVERED
 from tests.flowing import Flowing
 from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.test_main import keep_logging
@@ -379,6 +382,24 @@ def test_an_emptied_sink_is_refused_and_filled_again(job: Path, tmp_path: Path) 
     json_of("state", "restore", "hourly", tmp_path / "backup", "--project", job, "--replace")
     refused("store", 3, "state", "releases", "--project", job)
     assert files() == before
+
+
+def test_a_stream_that_came_to_its_end_reads_nothing(tmp_path: Path) -> None:
+    """Its folder may be gone; before its end that is refused."""
+    path = job_file(tmp_path, covers="lifetime", more='end = "2024-01-01T02:00:00Z"')
+    lived(load_job(path), 5)
+    (tmp_path / "in").rename(tmp_path / "away")
+    command = ("run", "--project", path, "--runner=PrismRunner")
+    refused("table.path", 2, *command)
+    (tmp_path / "away").rename(tmp_path / "in")
+    lived(load_job(path), 6, 6)
+    (tmp_path / "in").rmdir()
+    with contextlib.closing(connect(tmp_path / "state" / "s.db")) as db:
+        assert swap_metadata(db, DELIVERED, "6", "5")
+        refused("table.path", 2, *command)
+        assert swap_metadata(db, DELIVERED, "5", "6")
+    assert json_of(*command)["input_read"] is False
+    assert text_of("state", "init", "--project", path)
 
 
 def test_keep_releases(tmp_path: Path) -> None:

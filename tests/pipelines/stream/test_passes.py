@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,9 +19,10 @@ from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.connectors.inputs import ReadRows
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import passes
-from dpstream.pipelines.stream.passes import Pass, Passes, arrange
+from dpstream.pipelines.stream.passes import JoinedFile, Pass, Passes, arrange
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state import open as stores
+from tests.fixed import fixed_date
 from tests.growing import COURSE, DAYS, arrive, day, place, released, write
 from tests.pipelines.cli.called import call
 
@@ -42,36 +44,37 @@ def listed(folder: Path, names: Sequence[str]) -> list[SourceFile]:
 
 def test_partitions_stay(tmp_path: Path) -> None:
     first = arrange(listed(tmp_path, ["b", "d"]), None, digest)
-    assert [file.name for file in first.new] == ["b", "d"] and first.earlier == ()
-    noted = Passes((Pass(first.digests, 4),), 4, ())
+    assert [file.name for file in first.new] == ["b", "d"] and first.again == ()
+    noted = Passes((Pass(first.joined, 4),), 4, (0, 1))
     # New names stand before and between the old ones.
     then = arrange(listed(tmp_path, ["c", "a", "b", "d"]), noted, digest)
-    assert [(f.name, f.partition) for f in then.earlier] == [("b", 0), ("d", 1)]
+    assert [(f.name, f.partition) for f in then.again] == [("b", 0), ("d", 1)]
     assert [(f.name, f.partition) for f in then.new] == [("a", 2), ("c", 3)]
-    assert then.first == first.first, "the run's identity stays"
-    noted = noted.next(then.digests, 6)
-    assert noted.files == (*first.digests, *then.digests) and noted.left == (2, 3)
-    last = arrange(listed(tmp_path, ["a", "b", "c", "d", "0"]), noted, digest)
-    assert [file.partition for file in (*last.earlier, *last.new)] == list(range(5))
-    assert last.first == first.first
+    assert then.identity[:2] == first.identity
+    noted = noted.ended([1]).next(then.joined, 6)
+    assert noted.files == (*first.joined, *then.joined) and noted.left == (1, 2, 3)
+    last = arrange(listed(tmp_path, ["a", "c", "d", "0"]), noted, digest)
+    assert [(f.name, f.partition) for f in last.again] == [("d", 1), ("a", 2), ("c", 3)]
+    assert [(f.name, f.partition) for f in last.new] == [("0", 4)]
 
 
-def test_what_is_gone_or_changed_is_refused(tmp_path: Path) -> None:
+def test_what_is_read_again_and_gone_or_changed_is_refused(tmp_path: Path) -> None:
     files = listed(tmp_path, ["a", "b"])
-    noted = Passes((Pass(arrange(files, None, digest).digests, 4),))
+    noted = Passes((Pass(arrange(files, None, digest).joined, 4),), 4, (1,))
+    assert [file.name for file in arrange(files[1:], noted, digest).again] == ["b"]
     (tmp_path / "b").write_text("other")
-    with pytest.raises(PolicyError, match=r"1 of the 2 files.*file 1 in the order"):
-        arrange(files, noted, digest)
-    with pytest.raises(PolicyError, match="2 of the 2 files"):
-        arrange([], noted, digest)
+    for present in (files[1:], []):
+        with pytest.raises(PolicyError, match="file 1 in the order"):
+            arrange(present, noted, digest)
 
 
 def test_passes() -> None:
-    begun = Passes((Pass(("x", "y"), 4),), 0, (0, 1))
+    files = [JoinedFile(name, f"content of {name}") for name in "xyzvw"]
+    begun = Passes((Pass(tuple(files[:2]), 4),), 0, (0, 1))
     assert begun.pending and begun.joined == ()
     ended = begun.ended([1])
     assert not ended.pending and (ended.done, ended.left) == (4, (1,))
-    third = ended.next(["z"], 6).ended([]).next(["v", "w"], 7)
+    third = ended.next(files[2:3], 6).ended([]).next(files[3:], 7)
     assert third.joined == ((2, 4), (3, 6)) and third.left == (3, 4) and third.pending
 
 
@@ -215,27 +218,74 @@ def changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lost, renamed, changed])
-def test_files_that_were_read_must_stay(joined: Path, change: Callable[[Path], None]) -> None:
-    folder = joined
+def test_files_with_rows_to_come_must_stay(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    """The first file has rows of the second day."""
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    run(folder, "2024-01-02")
+    arrive(folder, 2)
     before = released(folder)
     old = (folder / "in" / "day-0.parquet").read_bytes()
     change(folder)
-    with pytest.raises(PolicyError, match=r"1 of the 2 files.*gone, renamed or changed") as error:
-        run(folder, "2024-01-04")
+    with pytest.raises(PolicyError, match=r"file 0 in .*gone, renamed or changed") as error:
+        run(folder, "2024-01-03")
     assert "day-0" not in str(error.value) and released(folder) == before
+    assert run(folder, "2024-01-02").resumed, "nothing is read up to what is released"
     for path in (folder / "in").glob("day-9*"):
         path.unlink()
     (folder / "in" / "day-0.parquet").write_bytes(old)  # the fix: bring it back
-    run(folder, "2024-01-04")
-    assert len(released(folder)) == 12
+    run(folder, "2024-01-03")
+    assert len(released(folder)) == 8
+
+
+def erased(folder: Path) -> None:
+    path = folder / "in" / "day-0.parquet"
+    table = pq.read_table(path)
+    rows = pc.not_equal(table["user"], table["user"][0])
+    pq.write_table(table.filter(rows), path)
+
+
+def piped(folder: Path) -> None:
+    lost(folder)
+    os.mkfifo(folder / "in" / "day-0.parquet")
+
+
+def foldered(folder: Path) -> None:
+    lost(folder)
+    (folder / "in" / "day-0.parquet").mkdir()
+
+
+def unchanged(_: Path) -> None:
+    """Leave the files as they are."""
+
+
+def test_nothing_tells_of_files_that_were_read_to_their_end(read_two: Path, tmp_path: Path) -> None:
+    """One user's rows are erased from an old file, it is deleted, or something else: each command
+    prints and leaves what it does where the file is as it was."""
+    seen = list[object]()
+    for number, change in enumerate((unchanged, erased, changed, lost, piped, foldered)):
+        folder = Path(shutil.copytree(read_two, tmp_path / "copies" / "one"))
+        change(folder)
+        printed = list[object]()
+        for words in (
+            ("run", "--quiet"), ("run", "--quiet", "--through", "2024-01-03"), ("plan",),
+            ("state", "info"), ("state", "releases", "--out", folder / "rel"),
+            ("report", "--json", "--out", folder / "page.html"),
+            ("run", "--through", "2024-01-04"), ("run", "--json", "--through", "2024-01-04"),
+        ):  # fmt: skip
+            with fixed_date():
+                done = call(*words, "--project", folder)
+            printed.append((words, done.exit_code, done.stdout, done.stderr))
+            stores.close_all()
+        seen.append((printed, released(folder)))
+        folder.rename(tmp_path / "copies" / str(number))
+    assert [one == seen[0] for one in seen] == [True] * len(seen), seen
+    assert len(released(tmp_path / "copies" / "0")) == 12
 
 
 @pytest.mark.parametrize(
     ("through", "says"),
     [
-        (None, "1 file is new"),
-        ("2024-01-03", "is not later than 2024-01-03T00:00:00Z"),
-        ("2024-01-02", "is not later than"),
         ("2023-12-31", "before the first trigger time"),
         ("tomorrow", "neither a day nor an RFC 3339 time"),
     ],
@@ -258,12 +308,25 @@ def test_events_ahead_of_their_stamps_are_not_read_in_passes(tmp_path: Path) -> 
     assert error.value.field == passes.FLAG and not (folder / "s.db").exists()
 
 
-def test_nothing_joins_behind_the_end(joined: Path) -> None:
-    folder = joined
-    run(folder, "2030-01-01")
-    arrive(folder, 4)
-    with pytest.raises(PolicyError, match=r"everything through end is released"):
-        run(folder, "end")
+@pytest.mark.parametrize("through", [None, "2024-01-03", "2024-01-02"])
+def test_up_to_what_is_released_nothing_is_read(
+    joined: Path, through: str | None, read: list[str]
+) -> None:
+    """A file that has come waits for a later instant."""
+    before = released(joined)
+    result = run(joined, through)
+    assert (result.input_read, result.through) == (False, "2024-01-03T00:00:00Z")
+    assert read == [] and released(joined) == before
+
+
+def test_nothing_joins_behind_the_end(joined: Path, read: list[str]) -> None:
+    run(joined, "2030-01-01")
+    before = released(joined)
+    arrive(joined, 4)
+    read.clear()
+    result = run(joined, "end")
+    assert (result.input_read, result.through, read) == (False, None, [])
+    assert released(joined) == before
 
 
 def test_a_run_on_the_whole_input_stays_one(tmp_path: Path) -> None:
@@ -272,6 +335,17 @@ def test_a_run_on_the_whole_input_stays_one(tmp_path: Path) -> None:
     run(folder)
     with pytest.raises(PolicyError, match="begun with it"):
         run(folder, "2024-01-03")
+    arrive(folder, 3)
+    assert not run(folder).input_read, "it has ended"
+
+
+def test_files_join_no_run_that_reads_its_input_as_a_whole(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 2)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(DpstreamError):
+        patched.setattr(sources, "read_group", lambda *_: 1 / 0)
+        run(folder)
+    stores.close_all()
     arrive(folder, 3)
     with pytest.raises(PolicyError, match=r"not the one.*begun with .--through") as error:
         run(folder)
@@ -300,13 +374,25 @@ def test_a_pass_that_was_cut_off_is_done_before_files_join(tmp_path: Path, one_r
         patched.setattr(passes, "end", lambda *_: None)  # as if killed just before
         run(folder, "2024-01-02")
     stores.close_all()
-    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
+    noted = passes.begun_of(load_job(folder / "dpstream.toml")).passes
     assert noted is not None and noted.pending
     arrive(folder, DAYS)
     run(folder, "end")
-    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
+    noted = passes.begun_of(load_job(folder / "dpstream.toml")).passes
     assert noted is not None and [len(one.files) for one in noted.passes] == [1, 3]
     assert released(folder) == released(one_run)
+
+
+def test_an_interrupted_pass_opens_no_file_that_has_come(tmp_path: Path) -> None:
+    folder = place(tmp_path)
+    arrive(folder, 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passes, "end", lambda *_: None)  # as if killed just before
+        run(folder, "2024-01-02")
+    stores.close_all()
+    os.mkfifo(folder / "in" / "day-9.parquet")  # it would be refused
+    assert run(folder, "2024-01-02").input_read
+    assert not run(folder, "2024-01-02").input_read
 
 
 def test_two_passes_of_one_moment(joined: Path) -> None:
@@ -314,12 +400,12 @@ def test_two_passes_of_one_moment(joined: Path) -> None:
     folder = joined
     job = load_job(folder / "dpstream.toml")
     (mine,) = passes.due(job, "2024-01-04")
-    assert mine is not None and len(mine.passes.passes[-1].files) == 1
+    assert mine.passes is not None and len(mine.passes.passes[-1].files) == 1
     run(folder, "2024-01-04")
     with pytest.raises(DpstreamError, match="another run has begun a pass"):
         from dpstream.pipelines.stream.begin import begin
 
-        begun, _ = begin(job, mine.source.identity())
+        begun, _ = begin(job, reads=mine.compares)
         passes.commit(begun, mine)
 
 
@@ -330,7 +416,7 @@ def test_what_is_read_in_passes_is_never_read_as_a_whole(tmp_path: Path) -> None
     run(folder, "2024-01-02")
     before = released(folder)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(passes, "noted_of", lambda _: None)
+        patched.setattr(passes, "begun_of", lambda _: passes.Begun())
         with pytest.raises(DpstreamError, match="reads its input in passes"):
             run(folder)
     assert released(folder) == before
@@ -341,7 +427,7 @@ def test_a_store_that_is_being_made_says_nothing(tmp_path: Path) -> None:
     arrive(folder, 1)
     (folder / "s.db").write_bytes(b"")
     job = load_job(folder / "dpstream.toml")
-    assert passes.noted_of(job) is None
+    assert passes.begun_of(job) == passes.Begun()
     (folder / "s.db").write_bytes(b"no store")
     with pytest.raises(PolicyError, match="no store"):
         run(folder, "2024-01-02")
@@ -372,8 +458,9 @@ def test_now_is_a_clock_on_the_wall(tmp_path: Path) -> None:
 
 def test_the_note_holds_no_name(joined: Path) -> None:
     folder = joined
-    noted = passes.noted_of(load_job(folder / "dpstream.toml"))
-    assert isinstance(noted, Passes) and all(len(one) == 32 for one in noted.files)
+    noted = passes.begun_of(load_job(folder / "dpstream.toml")).passes
+    assert isinstance(noted, Passes)
+    assert all(len(one.name) == len(one.content) == 32 for one in noted.files)
     assert noted.done == 8 and not noted.pending
 
 
