@@ -147,7 +147,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         self.privacy.check()
         if not 1 <= len(self.key) <= limits.MAX_KEY_COLUMNS:
             raise UsageError(
-                "key", f"needs 1 to {limits.MAX_KEY_COLUMNS} columns", "list the key columns"
+                "key",
+                f"needs 1 to {limits.MAX_KEY_COLUMNS} columns",
+                "list so many key columns; the key of a workload's job may leave out attributes",
             )
         if not 1 <= len(self.aggregates) <= limits.MAX_AGGREGATES:
             raise UsageError(

@@ -252,6 +252,10 @@ What = Literal["count", "sum", "average", "quantiles"]
 PARTS = ("_sd", "_low", "_high")
 
 
+#: Begins the labels of canonical figures: no dimension has such a name.
+_MARK = "\x1f"
+
+
 class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One figure of each cell; see the module.
 
@@ -282,6 +286,11 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.what != "quantiles" or (self.label and len(self.at) == 1):
             return (self.name,)
         return tuple(f"{self.name}_{figures.exact(q)}" for q in self.at)
+
+    @property
+    def bare(self) -> "Aggregate":
+        """The same figure without its label, and with its quantiles in order."""
+        return msgspec.structs.replace(self, at=tuple(sorted(self.at)), label="")
 
     def check(self, space: Space) -> None:
         """Refuse an aggregate without meaning.
@@ -379,6 +388,41 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aggregates: tuple[Aggregate, ...] = (COUNT,)
     cells: Cells = Cells()
 
+    @property
+    def canonical(self) -> "Question":
+        """The question without what is presentation: labels, the order of figures, of quantiles
+        and of axes, and figures that are repeated.
+
+        It is what is drawn and kept; ``drawn_figures`` and ``cell_numbers`` lead back.
+        """
+        figures = sorted({a.bare for a in self.aggregates}, key=msgspec.json.encode)
+        named = (
+            msgspec.structs.replace(figure, label=f"{_MARK}{rank}")
+            for rank, figure in enumerate(figures)
+        )
+        axes = sorted(self.cells.axes, key=lambda axis: axis.name)
+        return msgspec.structs.replace(self, aggregates=tuple(named), cells=Cells(tuple(axes)))
+
+    @property
+    def drawn_figures(self) -> dict[str, str]:
+        """By each of the answer's figures the figure of the canonical question that it is."""
+        canonical = {aggregate.bare: aggregate for aggregate in self.canonical.aggregates}
+        names = dict[str, str]()
+        for aggregate in self.aggregates:
+            drawn = canonical[aggregate.bare]
+            outputs = dict(zip(drawn.at or (0.0,), drawn.outputs, strict=True))
+            figures = zip(aggregate.at or (0.0,), aggregate.outputs, strict=True)
+            names |= {output: outputs[q] for q, output in figures}
+        return names
+
+    @property
+    def cell_numbers(self) -> Int64:
+        """(cells,) int64 the number that each cell has in the canonical question."""
+        cells = self.canonical.cells
+        order = [axis.name for axis in cells.axes]
+        numbers = np.arange(cells.count).reshape(cells.shape)
+        return numbers.transpose([order.index(axis.name) for axis in self.cells.axes]).reshape(-1)
+
     def check(self, space: Space) -> None:
         """Refuse what has no meaning.
 
@@ -436,8 +480,8 @@ def tree_column(name: str, low: int, high: int, at: Sequence[float]) -> QueryCol
 
 
 def canonical(question: Question, boxes: Any) -> bytes:
-    """Return the canonical form of a question, which never changes and names its noise with the run
-    id.
+    """Return the text of a canonical question, which never changes and names its noise with the
+    run id.
     """
     aggregates = [
         [a.what, a.column, [float(q) for q in a.at], float(a.share), a.name]

@@ -159,8 +159,17 @@ def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:
     return {"budget": rounded_up(total_), "epsilon": epsilon, "budgets": budgets}
 
 
+_OF_ROUNDED = (
+    'what noise = "rounded" costs at this rho; the plan draws discrete Gaussian noise, for which '
+    "this is no guarantee"
+)
+
+
 def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
     """Return epsilon of a record by each accounting, the larger one of US and of Puerto Rico.
+
+    Those that hold for the plan's noise come first.  The others bound nothing: they are published
+    figures, or those of another noise, to compare with.
 
     Raises:
         PolicyError: a budget is infinite.
@@ -183,22 +192,24 @@ def accountings(plan: TablePlan, delta: float = DELTA) -> list[dict[str, Any]]:
         return [
             row("sum", rounded_up(plan.budget), True, "pure: no delta", pure=True),
             row("renyi", max(renyi_epsilon(s, delta) for s in sides), True, "exact divergences"),
-            row("renyi-integral", integral, False, "the published formula, which is no bound"),
             row("losses", max(geometric_losses(s, delta) for s in sides), True, "composed exactly"),
+            row("renyi-integral", integral, False, "the published formula, which is too small"),
         ]
     rho, rounded = plan.budget, plan.law == "rounded gauss"
-    note = f"mu = {up(mu_of_rho(rho))}: " + (
-        "one Gaussian mechanism" if rounded else "what rounded Gaussian noise of this rho costs"
-    )
-    rows = [row("gaussian", gaussian_epsilon(rho, delta), rounded, note)]
+    note = "one Gaussian mechanism" if rounded else _OF_ROUNDED
+    epsilon = gaussian_epsilon(rho, delta)
+    gaussian = row("gaussian", epsilon, rounded, f"mu = {up(mu_of_rho(rho))}: {note}")
+    losses = list[dict[str, Any]]()
     if not rounded and delta >= LEAST_DELTA:
-        losses = max(gaussian_losses(side, delta) for side in sides)
-        rows.append(row("losses", losses, True, "composed exactly; the account composes rho"))
-    return [
-        *rows,
+        least = max(gaussian_losses(side, delta) for side in sides)
+        losses.append(row("losses", least, True, "composed exactly; the account composes rho"))
+    rows = [
+        gaussian,
+        *losses,
         row("zcdp", zcdp_epsilon(rho, delta), True, "best conversion"),
         row("zcdp-analytic", zcdp_epsilon_analytic(rho, delta), True, "rho + 2 sqrt(rho ln 1/d)"),
     ]
+    return sorted(rows, key=lambda one: not one["holds"])
 
 
 def _level(

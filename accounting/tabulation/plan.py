@@ -157,7 +157,7 @@ class TablePlan(msgspec.Struct, frozen=True):
     Attributes:
         parameters: of one program.
         stability: s of each level that has groups, with what it follows from.
-        files: digest of the public files, from which all groups come.
+        files: digest of the public lists, from which all groups come.
     """
 
     parameters: Parameters

@@ -30,6 +30,7 @@ to 20% better still at G = 64.
 
 import functools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +40,7 @@ import numpy as np
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.libraries import special
 
@@ -257,6 +259,15 @@ def design(question: Question, private: bool = True) -> TuningDesign:
         ends, per_unit = (question.tail, 1 - question.tail), question.values_per_unit
         histograms.append(histogram(column.name, values, len(values), ends, per_unit, share, mu))
     return TuningDesign(mu, tuple(histograms))
+
+
+def canonical_names(aggregates: Sequence[Aggregate]) -> dict[str, str]:
+    """Return what each of a job's aggregates is called in a tuning's question and receipt.
+
+    Its own name is presentation: a job that differs in names alone asks the same question.  The
+    place counts, because C is weighed by the noise of the first one.
+    """
+    return {aggregate.name: f"column_{at}" for at, aggregate in enumerate(aggregates)}
 
 
 def canonical(question: Question, design: TuningDesign) -> dict[str, Any]:

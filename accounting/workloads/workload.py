@@ -182,6 +182,54 @@ class Workload:
         )
 
     @functools.cached_property
+    def aligned(self) -> "Workload":
+        """The same products over the attributes in the order of their names.
+
+        The order of attributes in a file is presentation: cells, strategies and estimates are
+        numbered in this one, and `aligned_rows` leads from there to the queries as they are asked.
+        """
+        order = sorted(range(len(self.attributes)), key=lambda axis: self.attributes[axis].name)
+        products = []
+        for weight, axes, factors in self.products:
+            pairs = sorted(zip(map(order.index, axes), factors, strict=True), key=lambda p: p[0])
+            places, turned = (
+                (tuple(part) for part in zip(*pairs, strict=True)) if pairs else ((), ())
+            )
+            products.append(Product(weight, places, turned))
+        return Workload(tuple(self.attributes[axis] for axis in order), tuple(products))
+
+    @functools.cached_property
+    def canonical(self) -> "Workload":
+        """What a strategy is solved for: ``aligned``, with its products in an order of their own,
+        each once with the sum of its weights.
+        """
+        alike: dict[tuple[tuple[int, ...], tuple[bytes, ...]], list[Product]] = {}
+        digests: dict[Factor, bytes] = {}
+        for product in self.aligned.products:
+            for factor in product.factors:
+                if factor not in digests:
+                    digests[factor] = hashlib.sha256(factor.canonical()).digest()
+            key = product.axes, tuple(map(digests.__getitem__, product.factors))
+            alike.setdefault(key, []).append(product)
+        merged = (
+            alike[key][0]._replace(weight=math.fsum(product.weight for product in alike[key]))
+            for key in sorted(alike)
+        )
+        return Workload(self.aligned.attributes, tuple(merged))
+
+    @functools.cached_property
+    def aligned_rows(self) -> Int64:
+        """(queries,) the number that each query has in ``aligned``."""
+        parts, first = [np.zeros(0, np.int64)], 0
+        for product in self.products:
+            places = np.argsort([self.attributes[axis].name for axis in product.axes])
+            shape = [product.factors[place].rows for place in places]
+            numbers = np.arange(first, first + product.rows).reshape(shape)
+            parts.append(numbers.transpose(np.argsort(places)).reshape(-1))
+            first += product.rows
+        return np.concatenate(parts)
+
+    @functools.cached_property
     def structure(self) -> str:
         """Hex digest of what a strategy depends on: sizes and queries, not names and values."""
         digest = hashlib.sha256(b"dpstream linear workload 1")

@@ -14,6 +14,7 @@ from dpstream.dp_transforms.session.release import (
     errors,
     inputs_of,
     measured,
+    presented,
     released,
 )
 from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
@@ -28,6 +29,7 @@ __all__ = [
     "inputs_of",
     "measured",
     "nothing",
+    "presented",
     "released",
     "tallied",
 ]

@@ -14,12 +14,9 @@ The order is the guarantee, and this module is the only place that implements it
    file).  An answer that was asked ``fresh`` and is not delivered continues when it is asked
    ``fresh`` again: whoever repeats a command that failed is charged once.
 
-If the receipt has yet to be combined with public inputs (the outer query of a SQL statement), the
-result is the *view*.  It is committed with the receipt and stored: a repeated question is answered
-with it, whatever those inputs are by then.  A view that cannot be computed (memory, a missing
-table)
-does not undo the draw: the receipt is committed without a view, and asking again computes the view
-from that receipt, at no charge.
+A receipt has nothing of how an answer is presented (names that a question chose, an order of rows,
+what is computed from released figures): that is made of it at each asking, and is no part of the
+question's identity.  A presentation that fails does not undo the draw.
 
 **Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
 and 3 nothing was shown: the same question continues under its run id, on the rows that exist then,
@@ -40,7 +37,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
@@ -53,16 +50,11 @@ from dpstream.state.ledger.history import History
 _LABEL = 400
 
 
-#: What is made of a receipt and of public inputs.
-MakeView = Callable[[bytes], bytes]
-
-
 def ask(
     question: Question,
     ledger: Ledger,
     ring: KeyRing,
     how: Asking = ONCE,
-    make_view: MakeView | None = None,
     deliver: Callable[[Answer], object] = lambda _: None,
 ) -> Answer:
     """Return the answer of a question; see the module.
@@ -70,7 +62,6 @@ def ask(
     Args:
         ledger: the account of the data set, whose limit applies.
         ring: the key ring of the data set's secret.
-        make_view: computes the view of a receipt; ``None``: the receipt is the whole answer.
         deliver: writes what the command makes of the answer.
 
     Raises:
@@ -84,32 +75,12 @@ def ask(
         question.check(ring)
         begun = register.begin(request, question.decide, how.fresh)
         if begun.receipt is None:
-            receipt, view = drawn(question, begun.charge, ring), None
-            if make_view is not None:
-                with contextlib.suppress(DpstreamError):
-                    view = make_view(receipt)
-            register.commit(begun.run_id, receipt, view)
+            register.commit(begun.run_id, drawn(question, begun.charge, ring))
         answer, charged = _read(register, begun.run_id), begun.charged
-    if make_view is not None and answer.view is None:
-        register.keep_view(answer.run_id, _view_of(make_view, answer.receipt))
-        answer = _read(register, answer.run_id)
     answer = answer._replace(charged=charged)
     deliver(answer)
     register.deliver(answer.run_id)
     return answer
-
-
-def _view_of(make_view: MakeView, receipt: bytes) -> bytes:
-    """Return the view of a committed receipt; an error states that the answer is kept."""
-    try:
-        return make_view(receipt)
-    except DpstreamError as error:
-        failed = RunError(
-            error.field,
-            f"{error.rule}; the answer is committed, and what follows the noise is not done yet",
-            f"{error.fix}; then ask the same again: nothing more is charged",
-        )
-    raise failed
 
 
 def _read(register: AnswerLog, run_id: str) -> Answer:

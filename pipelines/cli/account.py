@@ -71,8 +71,8 @@ def account() -> None:
 
 @account.command(
     epilog=examples(
-        "dpstream account create shop.account.db --unit customer --type int --epsilon 8"
-        " --delta 1e-6",
+        "dpstream account create shop.account.db --data-set shop --unit customer --type int"
+        " --epsilon 8 --delta 1e-6",
         "dpstream account create spanner://my-project/my-instance/my-account --data-set shop",
         "    --unit customer --type int --epsilon 8 --delta 1e-6",
     )
@@ -94,7 +94,11 @@ def account() -> None:
     help="The limit's epsilon: the most that all charges together may spend per unit.",
 )
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
-@click.option("--data-set", help="Name of the data set.  [default: the file's name]")
+@click.option(
+    "--data-set",
+    help="Name of the data set.  [default: that of the project file here whose account is PATH, "
+    "or its only one]",
+)
 @click.option(
     "--covers",
     metavar="LENGTH",
@@ -130,14 +134,14 @@ def create(
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import check_delta, limit_weaknesses
+    from dpstream.pipelines.operate import account_view
     from dpstream.pipelines.project.project import is_name
-    from dpstream.state.ledger.open import create_account, file_of, limit_of, place_below
+    from dpstream.state.ledger.open import create_account, limit_of, place_below
 
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
     limit = limit_of(epsilon, delta)
-    file = file_of(path)
     if data_set is None:
-        data_set = path.rpartition("/")[2] if file is None else file.name.partition(".")[0]
+        data_set = account_view.data_set_of(path)
     if not is_name(data_set):
         raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
     print_warnings(limit_weaknesses(limit))

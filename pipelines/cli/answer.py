@@ -99,9 +99,7 @@ _PATH = click.Path(path_type=Path)
     "--format",
     "form",
     type=click.Choice(["parquet", "csv"]),
-    default="parquet",
-    show_default=True,
-    help="Format of the answers in the new folder.",
+    help="Format of the answers.  [default: that of OUT, else parquet]",
 )
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @POPULATION
@@ -129,7 +127,7 @@ def answer(
     strategy: str,
     objective: str,
     cache: Path | None,
-    form: str,
+    form: str | None,
     runner: str,
     quiet: bool,
     as_json: bool,
@@ -306,7 +304,7 @@ def _answer_once(
     request: "Request",
     choice: "Choice",
     out: Path,
-    form: str,
+    form: str | None,
     nonnegative: bool,
     how: Asking,
     as_json: bool,
@@ -316,7 +314,7 @@ def _answer_once(
     from dpstream.pipelines.workload.registered import answer_once
 
     workload, drawn = request.workload, request.drawn(choice.family)
-    options = out, form, choice.family != "geometric", nonnegative, how, choice.accept
+    options = out, form, nonnegative, how, choice.accept
     done = answer_once(workload, request.job, drawn, *options)
     if done.dead_letters:
         echo_private(f"{done.dead_letters:,} records were refused.")
@@ -412,7 +410,8 @@ def _from(
         if covariance.suffix != ".npy" or several:
             raise UsageError("--covariance", "is an .npy file, of one release", "name such a file")
         with replacing(covariance) as draft, open(draft, "wb") as file:
-            np.save(file, estimate.covariance(workload))
+            rows = workload.aligned_rows
+            np.save(file, estimate.covariance(workload.aligned)[np.ix_(rows, rows)])
     if out is not None:
         write_table(out, table)
     if as_json:

@@ -7,6 +7,7 @@ has no NUL, so the first one ends it.  An answer of many files names them in its
 receipt is the manifest in the folder that is published (`ask.folder`).
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -81,6 +82,11 @@ def table_of(receipt: bytes) -> "pa.Table":
 
     end = receipt.find(_END)
     return read_table(pa.py_buffer(receipt)[end + 1 :])
+
+
+def sorted_rows(table: "pa.Table", columns: Sequence[str]) -> "pa.Table":
+    """Return a table sorted by some columns; as it is where there are none."""
+    return table.sort_by([(name, "ascending") for name in columns]) if columns else table
 
 
 def table_bytes(table: "pa.Table") -> bytes:

@@ -25,12 +25,12 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask_uncharged
-from dpstream.pipelines.formats.receipt import answered_now, encoded
+from dpstream.pipelines.formats.receipt import answered_now, encoded, sorted_rows
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.render.answer import cut_lines, rows_text
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded, estimated
+from dpstream.pipelines.render.answer import cut_lines, python_values, rows_text
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, estimated, presented, read
 from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
@@ -95,9 +95,22 @@ class PrivateTable:
         return self.header.delta
 
     def to_pandas(self, **options: Any) -> Any:
-        """Return a DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``."""
+        """Return a DataFrame of pandas; options are those of ``pyarrow.Table.to_pandas``.
+
+        A column of days with one outside of years 1 to 9999, which pandas cannot convert, has
+        that day as a text.
+        """
         require("pandas", "to_pandas")
-        return self.table.to_pandas(**options)
+        names = self.table.column_names
+        days = {name: python_values(self.table[name]) for name in names if self._has_days(name)}
+        texts = {name: v for name, v in days.items() if any(isinstance(day, str) for day in v)}
+        frame = self.table.drop_columns(list(texts)).to_pandas(**options)
+        for name, values in texts.items():
+            frame.insert(names.index(name), name, values)
+        return frame
+
+    def _has_days(self, name: str) -> bool:
+        return bool(pa.types.is_date(self.table.schema.field(name).type))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the table as a capsule of Arrow's C stream interface."""
@@ -114,13 +127,21 @@ class PrivateTable:
         return "\n".join([self.guarantee, "", *lines])
 
 
-def private_table(question: Question, answer: SqlAnswer, data_set: str | None) -> PrivateTable:
+def private_table(
+    question: Question, committed: Answer, insecure: bool, data_set: str | None
+) -> PrivateTable:
     """Return the answer of a question in the form that the caller gets.
 
     Args:
+        insecure: whether its secret is a fixed test secret.
         data_set: the data set in whose account it was charged; ``None``: it was not charged.
     """
-    header, charged = answer.header, None if data_set is None else answer.charged
+    header, released = read(committed.receipt)
+    others = [name for name in released.column_names if name not in question.key_order]
+    rows = sorted_rows(released.select([*question.key_order, *others]), question.key_order)
+    figures = [] if question.column is None else [question.column.name]
+    answer = presented(committed, header, rows, figures, insecure)
+    charged = None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))
     guarantee = _promise_text(question, answer, data_set)
     metadata = header.metadata | {
@@ -255,7 +276,7 @@ def ask(
     account = checked_account(account, how)
     if account is None:
         receipt = ask_uncharged(TableQuestion(question, columns, question.unit))
-        return private_table(question, decoded(Answer("", receipt, "", False), False), None)
+        return private_table(question, Answer("", receipt, "", False), False, None)
     place, source = account.place, account.secret
     table_question = TableQuestion(question, columns, place.unit_in(question.unit))
     with (
@@ -264,7 +285,7 @@ def ask(
     ):
         answer = sequence.ask(table_question, opened, ring, how)
     insecure = source.insecure_test_secret is not None
-    return private_table(question, decoded(answer, insecure), place.data_set)
+    return private_table(question, answer, insecure, place.data_set)
 
 
 def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> bytes:
@@ -284,9 +305,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for column, estimate in estimates.columns.items():
         table |= estimated(column, estimate, absent=null)
-    released = pa.table(table)
-    if question.key:
-        released = released.sort_by([(name, "ascending") for name in question.key])
+    released = sorted_rows(pa.table(table), question.key)
     return encoded(_header(question, charge, settled), released)
 
 
@@ -323,7 +342,6 @@ def _header(question: Question, charge: Charge, settled: Settled) -> Header:
         delta=charge.delta,
         mu=charge.mu,
         threshold_delta=charge.threshold_delta,
-        reports=tuple(column.name for column in settled.plan.columns),
         bounds={column.name: (column.low or 0.0, column.high or 0.0) for column in columns},
         nulls=tuple(settled.nulls),
         cuts=settled.cuts,

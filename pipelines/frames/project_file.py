@@ -112,7 +112,8 @@ def account(
         raise UsageError(
             "account",
             "needs the id of an account",
-            "make one with `dpstream account create PATH --unit NAME --epsilon E --delta D`, "
+            "make one with `dpstream account create PATH --data-set NAME --unit NAME --epsilon E "
+            "--delta D`, "
             "and write id='...' as it prints it",
         )
     check_names(data_set, id)

@@ -83,18 +83,20 @@ class Question(NamedTuple):
     """A checked question; public.
 
     Attributes:
-        unit, key, value: names of columns.
+        unit, key, value: names of columns; ``key`` is sorted, because its order is presentation.
+        key_order: the key's columns in the order in which the answer shows them.
         kinds: the kinds of ids of the unit and of each key column.
         families: the plan in each family of noise that the question can use; a plan has one
             column, with the name of its kind, or no column.
         gridded: the plan in the family that is used; after a charge, in the charge's family.
         public: canonical public keys without duplicates; ``None`` where keys are selected, or
             there is no key.
-        digest: covers every field except the family that is used.
+        digest: covers every field except ``key_order`` and the family that is used.
     """
 
     unit: str
     key: tuple[str, ...]
+    key_order: tuple[str, ...]
     value: str | None
     kinds: tuple[str, ...]
     families: Families
@@ -150,7 +152,8 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
         UsageError: an argument cannot be used.
         PolicyError: the question as asked cannot be answered privately.
     """
-    key = _names(request)
+    key_order = _names(request)
+    key = sorted(key_order)
     named = {"unit": [request.unit], "key": key}
     if request.kind in ("sum", "mean"):
         named["value"] = [request.value]
@@ -171,8 +174,8 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
     digest = hashlib.blake2b(
         b"\0".join(parts), digest_size=16, person=b"dpstream-frame"
     ).hexdigest()
-    named_by, gridded = (request.unit, tuple(key), value, tuple(kinds)), families.taken()
-    return Question(*named_by, families, gridded, public, digest), columns
+    named_by = request.unit, tuple(key), tuple(key_order), value, tuple(kinds)
+    return Question(*named_by, families, families.taken(), public, digest), columns
 
 
 def _names(request: Arguments) -> list[str]:

@@ -20,6 +20,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, required
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.accounting.tuning.answer import Figures, Tuned
+from dpstream.accounting.tuning.question import canonical_names
 from dpstream.pipelines.formats.receipt import Header, header_of
 from dpstream.pipelines.project.text import duration_micros
 
@@ -147,15 +148,17 @@ def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
 
 def _differences(job: "Job", tuning: "ChoiceSection", receipt: Receipt) -> list[tuple[str, bool]]:
     plan = job.plan
+    labels = {name: label for label, name in canonical_names(plan.aggregates).items()}
+    released = {labels.get(name, name): (low, high) for name, low, high in receipt.figures.bounds}
     bounds = {a.name: a.grid_bounds() for a in plan.aggregates if a.bounds is not None}
     first = -1 if tuning.first is None else duration_micros("choice.first", tuning.first)
     return [
         ("contributions", not _chosen_bounds(plan, receipt)),
         *(
-            (f"aggregate.{name}.bounds", bounds.get(name) != (low, high))
-            for name, low, high in receipt.figures.bounds
+            (f"aggregate.{name}.bounds", bounds.get(name) != pair)
+            for name, pair in released.items()
         ),
-        ("choice.bounds", set(tuning.bounds) != {name for name, _, _ in receipt.figures.bounds}),
+        ("choice.bounds", set(tuning.bounds) != released.keys()),
         ("choice.epsilon", tuning.epsilon != receipt.epsilon),
         ("choice.delta", tuning.delta != receipt.delta),
         ("choice.mu", tuning.mu != receipt.mu),

@@ -216,29 +216,26 @@ def domain_digest(attributes: Sequence[Attribute]) -> str:
     return hashlib.blake2b(body, digest_size=16, person=b"dpstream-cells").hexdigest()
 
 
-def cell_key(
-    attributes: Sequence[Attribute], key: Sequence[Field], partial_key: bool = False
-) -> tuple[Field, ...]:
+def cell_key(attributes: Sequence[Attribute], key: Sequence[Field]) -> tuple[Field, ...]:
     """Return the key columns in the order of the attributes.
 
-    Args:
-        partial_key: ``key`` may have only some of the attributes (a job has few key columns); the
-            others get the type of their values.
+    A job has few key columns, so ``key`` may have only some of the attributes; the others get the
+    type of their values.
 
     Raises:
         UsageError: a key column is not an attribute, or has another type than the values.
     """
-    fields = {field.column: field for field in key}
-    names = {attribute.name for attribute in attributes}
-    if partial_key and fields.keys() <= names:
-        fields = {a.name: Field(a.name, _type(a)) for a in attributes} | fields
-    if set(fields) != names:
+    fields = {a.name: Field(a.name, _type(a)) for a in attributes}
+    others = [field.column for field in key if field.column not in fields]
+    if others:
         raise UsageError(
             "key",
-            f"names {', '.join(fields) or 'no column'}; the attributes of the workload are "
-            f"{', '.join(sorted(names))}",
-            "list the attributes' columns there, no others",
+            f"names {', '.join(others)}; the attributes of the workload are "
+            f"{', '.join(sorted(fields))}",
+            f"list columns of these attributes there, at most {limits.MAX_KEY_COLUMNS}: those that "
+            "it leaves out need no line",
         )
+    fields |= {field.column: field for field in key}
     for attribute in attributes:
         field = fields[attribute.name]
         wanted = _type(attribute)

@@ -98,11 +98,13 @@ def begin(options: BatchParameters) -> Begin:
         raise UsageError("--out_folder", "is another batch's", "name a new folder")
     if begun is None:
         put(options.out, File(BATCH, mine))
-    shards = shards_for(ticket.table.space, ticket.question, ticket.boxes, _WORKERS)
+    question = ticket.question.canonical
+    shards = shards_for(ticket.table.space, question, ticket.boxes, _WORKERS)
     keys_of = options.keys.of_run(ticket.run_id, fingerprint)
     task = Task(
         ticket.table,
         options.table,
+        question,
         ticket.question,
         ticket.read,
         ticket.run_id,

@@ -18,7 +18,8 @@ from dpstream.accounting.periods import Piece, person_spent
 from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.project import Project, account_of, is_name, load_project
+from dpstream.pipelines.project.project import Project, account_of, find, is_name, load_project
+from dpstream.pipelines.project.sections import DataSetSection
 from dpstream.pipelines.project.text import text_of
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Event, Limit
@@ -65,6 +66,31 @@ def of_data_set(project: Project, name: str | None) -> AccountPlace:
     """
     name, _ = project.data_set(name, "DATA_SET")
     return account_of(project, name)
+
+
+def data_set_of(path: str) -> str:
+    """Return the data set of the project file here whose account is at a path, or its only one.
+
+    Raises:
+        UsageError: the project file, or its absence, does not say which it is.
+    """
+    file = find(Path.cwd())
+    data_sets = {} if file is None else load_project(file).sections.data_set
+    folder = Path() if file is None else file.parent
+
+    def is_here(section: DataSetSection) -> bool:
+        if section.account is None:
+            return False
+        if file_of(path) is None or file_of(section.account.path) is None:
+            return section.account.path == path
+        return (folder / section.account.path).resolve() == Path(path).resolve()
+
+    names = [name for name, section in data_sets.items() if is_here(section)] or list(data_sets)
+    if len(names) == 1:
+        return names[0]
+    rule = f"is required: no project file here says whose account {path} is"
+    fix = f"type --data-set NAME, of {', '.join(names)}" if names else "type --data-set NAME"
+    raise UsageError("--data-set", rule, fix)
 
 
 def named_by(given: str) -> AccountPlace | str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,9 @@ from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.render.layout import table_text, value_text, with_interval
 
+_DAY_SECONDS = 86_400
+#: Days of 400 years, and from 0000-03-01 to 1970-01-01.
+_CYCLE_DAYS, _DAYS_TO_1970 = 146_097, 719_468
 INTERVALS = "The 95% intervals cover the noise only, not what the bounds cut."
 #: After the share of values beyond bounds for whose figures sizes do not add up.
 _AS_BOUND = ", each of which is counted as the bound"
@@ -39,12 +43,45 @@ def rows_text(columns: pa.Table, intervals: Mapping[str, Sequence[Sequence[Any]]
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return values as Python's; days and instants outside its calendar as their numbers."""
+    """Return values as Python's; a day or instant outside its calendar as an exact text.
+
+    The text is that of ISO 8601 with a sign before the year (``+12345-06-07``, ``-0043-03-15``: the
+    year before 1 is 0), or ``infinity`` and ``-infinity``, as databases have them.
+    """
     try:
         return list(column.to_pylist())
     except (OverflowError, ValueError):
-        width = pa.int32() if pa.types.is_date32(column.type) else pa.int64()
-        return list(column.cast(width).to_pylist())
+        return list(map(_python_value, column))
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return _far_text(scalar)
+
+
+def _far_text(scalar: pa.Scalar) -> str:
+    """Return a day or instant of any year as text."""
+    kind, number = scalar.type, scalar.value
+    if abs(number) == (1 << (kind.bit_width - 1)) - 1:
+        return "infinity" if number > 0 else "-infinity"
+    per_day = {"date32[day]": 1, "date64[ms]": _DAY_SECONDS * 10**3}.get(str(kind))
+    if per_day is not None:
+        return _day_text(number // per_day)
+    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[kind.unit]
+    seconds, part = divmod(number, 10**digits)
+    days, second = divmod(seconds, _DAY_SECONDS)
+    fraction = f".{part:0{digits}}" if part else ""
+    clock = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
+    return f"{_day_text(days)}T{clock}{fraction}" + "Z" * (kind.tz is not None)
+
+
+def _day_text(days: int) -> str:
+    """Return the day that is so many days after 1970-01-01."""
+    cycles, day = divmod(days + _DAYS_TO_1970, _CYCLE_DAYS)  # 400 years have the same days
+    near = date(2000, 3, 1) + timedelta(day)
+    return f"{near.year + 400 * cycles - 2000:+05}-{near:%m-%d}"
 
 
 def json_value(value: Any) -> Any:

@@ -49,11 +49,9 @@ def _cost(plan: dict[str, Any], name: str) -> list[str]:
             "Puerto Rico",
         )
     for row in plan["accountings"]:
-        holds = "" if row["holds"] else " (does not hold for this noise)"
         lines += labelled(
-            "Epsilon",
-            f"{up(row['epsilon']):<10} at delta {up(row['delta'])}  {row['name']}: "
-            f"{row['note']}{holds}",
+            "Epsilon" if row["holds"] else "No bound",
+            f"{up(row['epsilon']):<10} at delta {up(row['delta'])}  {row['name']}: {row['note']}",
         )
     if same and same["budget"] < max(sides.values()):
         least = f"{name} {up(same['budget'])} (epsilon {up(same['epsilon'])})"

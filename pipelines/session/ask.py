@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
@@ -37,7 +38,7 @@ from dpstream.pipelines.ask.question import Question as Asked
 from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, Header, decoded
-from dpstream.pipelines.session.receipt import check as check_header
+from dpstream.pipelines.session.receipt import check as check_part
 from dpstream.pipelines.session.selection import Selection, common
 from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.answers import Decision
@@ -99,7 +100,7 @@ class SessionQuestion:
         return [
             b"question",
             open_table.table.digest.encode(),
-            canonical(request.question, nothing),
+            canonical(request.question.canonical, nothing),
             request.selection.identity,
             b"drop" if request.drop else b"",
             request.allotment.encode(),
@@ -157,7 +158,7 @@ class AllotmentQuestion:
             open_table.analyst.encode(),
             f"{order.kind} {order.amount}".encode(),
             self.selection.identity,
-            "\0".join(order.cover).encode(),
+            "\0".join(sorted(set(order.cover))).encode(),
         ]
 
     def check(self, ring: KeyRing) -> None:
@@ -184,10 +185,17 @@ def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
         DpstreamError: the question has no meaning, the secret or table is missing, or the account
             is another table's.
     """
-    return decoded(
+    answer = decoded(
         committed(open_table, SessionQuestion(open_table, request), request.how),
         open_table.insecure,
     )
+    from dpstream.dp_transforms.session import presented  # loads the noise, which no plan needs
+
+    header = msgspec.structs.replace(
+        answer.header, question=request.question, where=request.selection.text
+    )
+    table = presented(open_table.space, request.question, answer.table)
+    return answer._replace(header=header, table=table)
 
 
 def committed(
@@ -219,7 +227,8 @@ def check(open_table: OpenTable, request: SessionRequest) -> None:
 def _check_meaning(open_table: OpenTable, request: SessionRequest) -> None:
     """Refuse a question that has no meaning, or whose answer no receipt can hold."""
     request.question.check(open_table.space)
-    check_header(header(open_table, request, run_id="", plan_hash=""))
+    check_part(request.question)  # first: its canonical form relies on the types
+    check_part(header(open_table, request, run_id="", plan_hash=""))
 
 
 def request_of(open_table: OpenTable, request: SessionRequest) -> str:
@@ -259,7 +268,7 @@ def _resolved(open_table: OpenTable, request: SessionRequest, boxes: Int64) -> I
 
 
 def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Header:
-    """Return the header of a question's receipt.
+    """Return the header of a question's receipt, with the question in its canonical form.
 
     Args:
         more: the header's other fields.
@@ -267,7 +276,7 @@ def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Heade
     return Header(
         table=open_table.table.digest,
         where=request.selection.text,
-        question=request.question,
+        question=request.question.canonical,
         drop=request.drop,
         allotment=request.allotment,
         **more,
@@ -280,7 +289,7 @@ def _read_and_drawn(
     """Read and draw in this process, or on the workers of a runner; both give the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 
-    question, read = request.question, region_of(charge, open_table.table).read
+    question, read = request.question.canonical, region_of(charge, open_table.table).read
     if open_table.runner is None:
         totals = open_table.scan().totals(
             read, question.cells, question.needs(open_table.space, read)

@@ -97,6 +97,23 @@ def kinds_in(condition: Condition) -> frozenset[Kind]:
     return frozenset[Kind]().union(*map(kinds_in, condition.parts))
 
 
+def canonical(condition: Condition) -> str:
+    """Return a text that is the same for conditions which differ in the order of their parts."""
+    match condition:
+        case Within(place=place, ranges=ranges):
+            return f"coordinate {place} in {_text(ranges)}"
+        case Level(kind=kind, left=left, ranges=ranges):
+            return f"{kind} {'left' if left else 'spent'} in {_text(ranges)}"
+        case AllOf(parts=parts):
+            return f"all of ({', '.join(sorted(map(canonical, parts)))})"
+        case AnyOf(parts=parts):
+            return f"any of ({', '.join(sorted(map(canonical, parts)))})"
+
+
+def _text(ranges: Ranges) -> str:
+    return " ".join(f"{low}:{high}" for low, high in ranges)
+
+
 def boxes_where(condition: Condition, space: Space, views: Views | None) -> Int64:
     """Return (m, d, 2) the points where a condition is true, as disjoint, merged boxes.
 
@@ -118,15 +135,20 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
             parts = tuple(_merged(parts, met=True))
             sides = [_boxes(part, space, views) for part in parts]
             boxes = stacked([space.everything])
-            for side in sorted(sides, key=len):
+            for side in sorted(sides, key=_order):
                 boxes = _met(boxes, side)
             return boxes
         case AnyOf(parts=parts):
             sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
             boxes = space.everything[:0]
-            for side in sorted(sides, key=len):
+            for side in sorted(sides, key=_order):
                 boxes = _either(boxes, side)
             return boxes
+
+
+def _order(boxes: Int64) -> tuple[int, bytes]:
+    """Few boxes first; the order in which parts are written decides nothing."""
+    return len(boxes), np.ascontiguousarray(boxes).tobytes()
 
 
 def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:

@@ -92,14 +92,14 @@ class Answer(NamedTuple):
         return None if value is None else float(value)
 
 
-def check(header: Header) -> None:
-    """Refuse a header that could not be written and read again, before it is charged.
+def check(part: Header | Question) -> None:
+    """Refuse a part of a receipt that could not be written and read again, before it is charged.
 
     Raises:
         UsageError: a part has another type than declared, or is not valid text.
     """
     try:
-        msgspec.json.decode(msgspec.json.encode(header), type=Header)
+        msgspec.json.decode(msgspec.json.encode(part), type=type(part))
     except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError):
         raise UsageError(
             "question",

@@ -56,6 +56,7 @@ from dpstream.pipelines.session.conditions import (
     amounts_at,
     apart,
     boxes_where,
+    canonical,
     joined,
     kinds_in,
     too_many,
@@ -482,13 +483,13 @@ class Selection:
 
     @property
     def identity(self) -> bytes:
-        """Bytes that are equal for selections of the same points; the text, if it depends on
-        consumption.
+        """Bytes without anything of how the predicate is written: the boxes of its points, or what
+        it compares, if it depends on consumption.
         """
         if not self.moves:
             return b"boxes " + _canonical(self.boxes())
         fixed = b"" if self.fixed is None else _canonical(self.fixed)
-        return b"text " + self.text.encode() + b"\0" + fixed
+        return b"condition " + canonical(self.predicate.condition).encode() + b"\0" + fixed
 
 
 def _canonical(boxes: Int64) -> bytes:

@@ -51,7 +51,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     Attributes:
         table: the table's public model.
         parts: the files of the records, by digest.
-        question: the question that was charged.
+        question: the question that was charged, as its answer is to be presented.
         read: the boxes of its charge, packed.
         run_id: the charge's run id.
         key: fingerprint of the secret.

@@ -4,34 +4,44 @@ The statement is parsed, validated and planned from public parts, and its rewrit
 tables without rows before it is charged.  HAVING, ORDER BY, LIMIT, arithmetic and public tables
 come after the noise.
 
-The outer query's rows are the view of the receipt (`pipelines.ask.sequence`), which is stored: a
-repeated statement is answered with it, even if a public table has changed since.  An outer query
-that fails (memory, or a public table that was removed or changed meanwhile) does not undo the draw:
-asking again runs the outer query alone, on the committed released rows and the present tables.
+**The identity of a statement** is its private part in canonical form (`statements.canonical`), the
+unit, the tables that it reads before the noise, the places of the private ones, and the content of
+the public ones (public groups, and look-ups in the private relation): with a changed public table
+it is another question.
 
-**The identity of a statement.**  It consists of the statement, the catalog, the paths of its
-private
-tables, and the content of public tables that are read before the noise (public groups, and look-ups
-in the private relation): with a changed public table it is another question.  Public tables that
-only the outer query reads are not part of it.
+Labels, the outer query and the public tables that it alone reads are presentation.  The receipt has
+the released rows by canonical names; each asking gives them the statement's labels, runs the outer
+query on them and on the present public tables, and stores nothing.  So every way of showing the
+same figures is one charge and one draw.  An outer query that fails (memory, or a public table that
+was removed or changed meanwhile) does not undo the draw: asking again runs the outer query alone.
 """
 
 import contextlib
 import functools
 from collections.abc import Sequence
 
-from dpstream.accounting.errors import PolicyError
+import msgspec
+import pyarrow as pa
+
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
+from dpstream.accounting.query.plan import GROUPS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
-from dpstream.pipelines.formats.receipt import answered_now, encoded, table_bytes, table_of
+from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of, stage_one
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, decoded
+from dpstream.pipelines.sql.query_plan import (
+    Question,
+    named_tables,
+    question_of,
+    stage_one,
+    tables_read,
+)
+from dpstream.pipelines.sql.receipt import Header, SqlAnswer, presented, read
 from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import (
     Executor,
@@ -47,7 +57,7 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
 from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
-from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
@@ -107,7 +117,7 @@ class StatementQuestion:
 
     def stamp(self) -> object:
         """Return the state of the tables that are read before the noise."""
-        names = _before_noise(self._question, self._catalog)
+        names = tables_read(self._question.select, self._catalog)
         return stamps(self._catalog, names), self._public_state()
 
     def _public_state(self) -> object:
@@ -158,10 +168,8 @@ def ask(
         source.ring() as keys,
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(
-            statement_question, opened, keys, how, lambda answer: _view(question, catalog, answer)
-        )
-    return decoded(answer, source.insecure_test_secret is not None)
+        answer = sequence.ask(statement_question, opened, keys, how)
+    return _presented(question, catalog, answer, source.insecure_test_secret is not None)
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
@@ -170,37 +178,67 @@ def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
     Raises:
         DpstreamError: a public table that is read before the noise cannot be read.
     """
-    public = _public_before_noise(question, catalog)
-    private = [
-        n for n in sorted(inputs_of(question, catalog)) if catalog.tables[n].unit is not None
-    ]
+    tables = sorted(tables_read(question.select, catalog))
+    private = (name for name in tables if catalog.tables[name].unit is not None)
     places = (place_of(catalog.tables[name], catalog.folder) for name in private)
+    public = _public_before_noise(question, catalog)
     contents = (part for name in public for part in contents_of(catalog, name))
     return [question.digest.encode(), *places, *contents]
 
 
-def _view(question: Question, catalog: Catalog, receipt: bytes) -> bytes:
-    """Return the rows of the outer query on the released rows of a receipt.
+def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: bool) -> SqlAnswer:
+    """Return a committed answer as the statement shows it.
 
     Raises:
-        DpstreamError: the query fails, or a public table changed meanwhile.
+        RunError: the outer query fails, or a public table changed meanwhile.
     """
+    header, rows = read(answer.receipt)
+    try:
+        rows = _outer_rows(question, catalog, rows)
+    except DpstreamError as error:
+        failed = RunError(
+            error.field,
+            f"{error.rule}; the answer is committed, and what follows the noise is not done yet",
+            f"{error.fix}; then ask the same again: nothing more is charged",
+        )
+    else:
+        reports = [f.name for f in question.statement.functions if f.report]
+        return presented(answer, _labelled(header, question), rows, reports, insecure)
+    raise failed
+
+
+def _outer_rows(question: Question, catalog: Catalog, released: pa.Table) -> pa.Table:
     public = named_tables([question.statement.outer], catalog)
     before = stamps(catalog, public)
-    rows = outer(question, catalog, table_of(receipt))
+    rows = outer(question, catalog, released)
     if stamps(catalog, public) != before:
         raise PolicyError(
             "input",
-            "changed while the outer query read it; its rows were not kept",
+            "changed while the outer query read it; its rows were not shown",
             "wait until the public tables are at rest",
         )
-    return table_bytes(rows)
+    return rows
+
+
+def _labelled(header: Header, question: Question) -> Header:
+    """Return a header with a statement's labels in place of the canonical names."""
+    labels = {column: names[0] for column, names in question.columns.items()}
+    named = {GROUPS: GROUPS, "groups": "groups"}
+    for column, label in labels.items():
+        named[column] = label
+        named |= {f"{of} of {column}": f"{of} of {label}" for of in ("bounds", "rows")}
+    return msgspec.structs.replace(
+        header,
+        bounds={labels[c]: header.bounds[c] for c in labels if c in header.bounds},
+        nulls=tuple(labels[c] for c in labels if c in header.nulls),
+        cuts={named[name]: header.cuts[name] for name in named if name in header.cuts},
+        not_estimated=tuple(named[name] for name in named if name in header.not_estimated),
+    )
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
     """Return the tables that a statement reads, including public ones."""
-    statement = question.statement
-    return named_tables([statement.source, statement.public, statement.outer], catalog)
+    return tables_read(question.select, catalog) | named_tables([question.statement.outer], catalog)
 
 
 def check(question: Question, catalog: Catalog) -> None:
@@ -209,13 +247,13 @@ def check(question: Question, catalog: Catalog) -> None:
     Raises:
         RunError: DuckDB refuses a query.
     """
-    statement, names = question.statement, _before_noise(question, catalog)
+    select, names = question.select, tables_read(question.select, catalog)
     query = stage_one(question.per_column, catalog, grids_of(question.gridded.sketched()))
     with Engine(catalog, names, empty=True) as engine:
         table = engine.run(query)
-        if statement.public is not None:
-            engine.run(typed_public(statement))
-    kinds = [table.schema.field(f"group_{i}").type for i in range(len(statement.groups))]
+        if select.public is not None:
+            engine.run(typed_public(select))
+    kinds = [table.schema.field(group.name).type for group in select.groups]
     outer(question, catalog, empty(question, kinds), check=True)
 
 
@@ -228,7 +266,7 @@ def drawn(
     executor: Executor | None = None,
 ) -> bytes:
     """Read rows and draw noise under the charge's run id; return the receipt."""
-    names = _before_noise(question, catalog)
+    names = tables_read(question.select, catalog)
     with contextlib.ExitStack() as stack:
         if executor is None:
             executor = LocalShards(stack.enter_context(Engine(catalog, names)), ring, shards)
@@ -236,13 +274,8 @@ def drawn(
     return encoded(_header(question, charge, private_answer), released(question, private_answer))
 
 
-def _before_noise(question: Question, catalog: Catalog) -> set[str]:
-    """Return the tables that are read before the noise is drawn."""
-    return named_tables([question.statement.source, question.statement.public], catalog)
-
-
 def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
-    names = _before_noise(question, catalog)
+    names = tables_read(question.select, catalog)
     return sorted(name for name in names if catalog.tables[name].unit is None)
 
 
@@ -256,11 +289,10 @@ def _header(question: Question, charge: Charge, private_answer: StageAnswer) -> 
         delta=charge.delta,
         mu=charge.mu,
         threshold_delta=charge.threshold_delta,
-        reports=tuple(f.name for f in question.statement.functions if f.report),
         bounds={name: chosen[name] for name in automatic if name not in nulls},
         nulls=tuple(name for name in automatic if name in nulls),
         cuts=private_answer.cuts,
         not_estimated=not_estimated(
-            question.plan, private_answer.cuts.keys() | nulls, bool(question.statement.groups)
+            question.plan, private_answer.cuts.keys() | nulls, bool(question.select.groups)
         ),
     )

@@ -202,18 +202,22 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
     query: exp.Select = stage_one(
         question.per_column, catalog, grids_of(question.gridded.sketched())
     )
-    labels: dict[str, list[str]] = {}
-    for label, output in question.outputs.items():
-        labels.setdefault(output.column, []).append(label)
     columns, selections = outlook(question.gridded)
     families = question.families.described(question.gridded, room)
     for each in (columns, *(family["columns"] for family in families)):
-        for column in each:
-            column["name"] = ", ".join(labels[column["name"]])
+        _label(each, question.columns)
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
     warnings = weaknesses(charge.epsilon, charge.delta)
     return Explained(text, columns, cost, warnings, selections[0] if selections else None, families)
+
+
+def _label(columns: list[dict[str, Any]], labels: dict[str, list[str]]) -> None:
+    """Give the columns of a plan the statement's labels and order."""
+    order = list(labels)
+    columns.sort(key=lambda column: order.index(column["name"]))
+    for column in columns:
+        column["name"] = ", ".join(labels[column["name"]])
 
 
 def as_builtins(explanation: Explanation) -> dict[str, Any]:

@@ -7,8 +7,8 @@ argument, bounds and norm share a column, so that one noisy tree answers all of 
 
 **Stage 1** is one DuckDB query that gives a row per (unit, group) with whole-number partials.
 
-**What a row has**: ``unit``; ``group_0``, ``group_1``, ... (the statement's groups, in order); and
-for each function i, in order of `Statement.functions`:
+**What a row has**: ``unit``; ``group_0``, ``group_1``, ... (its groups, in order); and
+for each function i, in order of `PrivateSelect.functions`:
 
 * count: ``value_i``, its rows (or not-NULL arguments) clamped to the grid's bounds;
 * sum: ``value_i``, in grid steps, clamped to the bounds; where they hold per row, to r times the
@@ -61,11 +61,17 @@ from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.pipelines.statements.canonical import (
+    canonical_form,
+    function_text,
+    group_text,
+    sql,
+)
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
 from dpstream.pipelines.statements.forms import duckdb
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
-from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.events import Charge, ChargeKind
 
@@ -81,16 +87,21 @@ class Question(NamedTuple):
     """A statement with every parameter that is fixed before a row is read; public.
 
     Attributes:
-        statement: the checked statement.
-        per_column: the same with one function for each column.
+        statement: the checked statement, with its labels and its outer query.
+        select: its private part in canonical form, which the digest covers.
+        names: the canonical name of a group or function by each label of the statement.
+        per_column: ``select`` with one function for each column.
         families: the question's plan in each family of noise that it can use.
         gridded: the plan in the family that is used; after a charge, in the charge's family.
-        outputs: by label of the statement's functions.
-        digest: covers everything here except the family that is used, and the catalog.
+        outputs: by canonical name of the functions.
+        digest: covers ``select``, the tables that it reads and ``families``: what identifies the
+            question, and names its noise.
     """
 
     statement: Statement
-    per_column: Statement
+    select: PrivateSelect
+    names: dict[str, str]
+    per_column: PrivateSelect
     families: Families
     gridded: Gridded
     outputs: dict[str, Output]
@@ -110,11 +121,20 @@ class Question(NamedTuple):
         """The kind of its charge: a question of keys alone, or of figures."""
         return "sql" if self.plan.columns else "keys"
 
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """The labels of each column of the plan, in the statement's order."""
+        labels: dict[str, list[str]] = {}
+        for function in self.statement.functions:
+            column = self.outputs[self.names[function.name]].column
+            labels.setdefault(column, []).append(function.name)
+        return labels
+
     def charge(self, catalog: Catalog, run_id: str) -> Charge:
         """Return the charge of one run."""
         cost = cost_of(self.plan)
         figures = (cost.epsilon, cost.delta, cost.mu, cost.threshold_delta)
-        tables = ", ".join(sorted(named_tables([self.statement.source], catalog)))
+        tables = ", ".join(sorted(named_tables([self.select.source], catalog)))
         unit = catalog.unit.text
         return Charge(run_id, self.digest, unit, *figures, kind=self.kind, label=tables)
 
@@ -126,65 +146,62 @@ def question_of(text: str, catalog: Catalog) -> Question:
         DpstreamError: it cannot be used, is not private, or its noise cannot be drawn.
     """
     statement = statement_of(text, catalog)
-    distinct, outputs = _shared(statement)
-    typed = _declares_types(statement, catalog)
-    families = families_of(lambda bits: _plan(distinct, bits, typed), statement.options.optimise)
-    parts = [canonical(statement), catalog.digest, families.digest]
+    select, names = canonical_form(statement)
+    distinct, outputs = _shared(select)
+    typed = _declares_types(select, catalog)
+    families = families_of(lambda bits: _plan(distinct, bits, typed), select.options.optimise)
+    tables = catalog.digest(tables_read(select, catalog))
+    parts = [canonical(select), tables, families.digest]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
-    return Question(statement, distinct, families, families.taken(), outputs, named.hexdigest())
+    parts_of_question = statement, select, names, distinct, families, families.taken(), outputs
+    return Question(*parts_of_question, named.hexdigest())
 
 
-def canonical(statement: Statement) -> str:
-    """Return a statement's canonical text: names resolved, without comments and white space."""
-    options = statement.options
-    sql: Any = lambda node: None if node is None else node.sql("bigquery", comments=False)  # noqa: E731
+def canonical(select: PrivateSelect) -> str:
+    """Return the text of a private part in canonical form: all that is computed, nothing else."""
+    options = select.options
     parts = [
-        {  # by names that never change
+        {  # by names that never change; `unit_column` is checked, and changes nothing
             "epsilon": options.epsilon,
             "delta": options.delta,
             "groups": options.groups,
             "rows": options.rows,
-            "unit_column": options.unit_column,
             "norm": options.norm,
             "mechanism": options.mechanism,
             "optimise": options.optimise,
             "selection": options.selection,
             "min_units": options.min_units,
         },
-        sql(statement.source),
-        sql(statement.unit),
-        [(g.name, sql(g.expression), g.type.value) for g in statement.groups],
-        [
-            (f.name, f.kind, sql(f.argument), f.low, f.high, f.per, f.report, f.at, f.norm, f.many)
-            for f in statement.functions
-        ],
-        sql(statement.outer),
-        sql(statement.public),
+        sql(select.source),
+        sql(select.unit),
+        [(g.name, group_text(g)) for g in select.groups],
+        [(f.name, function_text(f)) for f in select.functions],
+        sql(select.public),
     ]
     return msgspec.json.encode(parts).decode()
 
 
-def _declares_types(statement: Statement, catalog: Catalog) -> bool:
+def _declares_types(select: PrivateSelect, catalog: Catalog) -> bool:
     """Return whether the project file declares the types of all private columns that are read.
 
     Those of Parquet may depend on a row (pandas writes whole numbers as DOUBLE where one is
     missing), and whether steps are whole shows in every figure.
     """
-    tables = [catalog.tables[name] for name in named_tables([statement.source], catalog)]
+    tables = [catalog.tables[name] for name in named_tables([select.source], catalog)]
     return all(t.unit is None or t.kind != "parquet" or bool(t.fields) for t in tables)
 
 
-def _plan(statement: Statement, bits: int, typed: bool) -> QueryPlan:
-    options = statement.options
+def _plan(select: PrivateSelect, bits: int, typed: bool) -> QueryPlan:
+    options = select.options
     return QueryPlan(
         epsilon=options.epsilon,
         delta=options.delta,
         groups=options.groups,
         norm=options.norm,
         mechanism=options.mechanism,
-        selects=bool(statement.groups) and options.selection == "thresholds",
+        selects=bool(select.groups) and options.selection == "thresholds",
         min_units=options.min_units,
-        columns=tuple(_column(f, options.rows, bits, typed) for f in statement.functions),
+        columns=tuple(_column(f, options.rows, bits, typed) for f in select.functions),
     )
 
 
@@ -204,22 +221,28 @@ def _column(function: Function, rows: int, bits: int, typed: bool) -> QueryColum
     return msgspec.structs.replace(column, grid=grid_of(column, integer, bits))
 
 
-def _shared(statement: Statement) -> tuple[Statement, dict[str, Output]]:
+def _shared(select: PrivateSelect) -> tuple[PrivateSelect, dict[str, Output]]:
     """Combine quantile functions of one column."""
     columns: dict[Any, Function] = {}
-    outputs: dict[str, Output] = {}
-    for function in statement.functions:
-        if function.kind != "quantiles":
-            columns[function.name] = function
-            outputs[function.name] = Output(function.name)
-            continue
-        key = (function.argument, function.low, function.high, function.norm)
-        first = columns.get(key, msgspec.structs.replace(function, at=()))
-        at = first.at + tuple(q for q in dict.fromkeys(function.at) if q not in first.at)
+    keys = dict[str, Any]()
+    for function in select.functions:
+        key: Any = function.name
+        if function.kind == "quantiles":
+            key = function.argument, function.low, function.high, function.norm
+        keys[function.name] = key
+        first = columns.get(key, function)
+        at = tuple(sorted({*first.at, *function.at}))
         columns[key] = msgspec.structs.replace(first, at=at)
-        outputs[function.name] = Output(first.name, tuple(at.index(q) for q in function.at))
-    distinct = msgspec.structs.replace(statement, functions=tuple(columns.values()))
-    return distinct, outputs
+    outputs = dict[str, Output]()
+    for function in select.functions:
+        column = columns[keys[function.name]]
+        outputs[function.name] = Output(column.name, tuple(map(column.at.index, function.at)))
+    return msgspec.structs.replace(select, functions=tuple(columns.values())), outputs
+
+
+def tables_read(select: PrivateSelect, catalog: Catalog) -> set[str]:
+    """Return the tables that are read before the noise is drawn."""
+    return named_tables([select.source, select.public], catalog)
 
 
 def named_tables(nodes: Sequence[exp.Expr | None], catalog: Catalog) -> set[str]:
@@ -254,32 +277,32 @@ class Grid(NamedTuple):
 
 
 def stage_one(
-    statement: Statement, catalog: Catalog, grids: Mapping[str, tuple[float, int, int]]
+    select: PrivateSelect, catalog: Catalog, grids: Mapping[str, tuple[float, int, int]]
 ) -> exp.Select:
-    """Return the DuckDB query of a statement's partials (``.sql("duckdb")`` is its text).
+    """Return the DuckDB query of the partials (``.sql("duckdb")`` is its text).
 
     Args:
-        statement: the checked statement.
+        select: the private part of a checked statement.
         catalog: the catalog of its tables.
-        grids: (step, low, high) of every function but units, by label; bounds in whole steps.
+        grids: (step, low, high) of every function but units, by name; bounds in whole steps.
     """
-    source = safe_query(statement.source)
-    keys = [f"group_{i}" for i in range(len(statement.groups))]
+    source = safe_query(select.source)
+    keys = [f"group_{i}" for i in range(len(select.groups))]
     rows = [
-        exp.alias_(statement.unit.copy(), "unit", quoted=True),
+        exp.alias_(select.unit.copy(), "unit", quoted=True),
         *(
             exp.alias_(tried(group.expression.copy(), group.type), key, quoted=True)
-            for key, group in zip(keys, statement.groups, strict=True)
+            for key, group in zip(keys, select.groups, strict=True)
         ),
     ]
     partials: list[exp.Expr] = []
     listed = _listed(source, ["unit", *keys])
-    for i, function in enumerate(statement.functions):
+    for i, function in enumerate(select.functions):
         if function.kind == "units":
             continue
         grid = Grid(*grids[function.name])
         rows.append(exp.alias_(_per_row(function, grid), f"x_{i}", quoted=True))
-        partials += _partials(i, function, grid, statement.options.rows, listed)
+        partials += _partials(i, function, grid, select.options.rows, listed)
     source.set("expressions", rows)
     inner = exp.Subquery(this=source, alias=exp.TableAlias(this=exp.to_identifier("rows_of_units")))
     by = [exp.column(name, quoted=True) for name in ("unit", *keys)]

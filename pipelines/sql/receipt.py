@@ -1,5 +1,6 @@
 """The answer of a statement, or of a DataFrame function: header and rows of a receipt."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +27,6 @@ class Header(receipt.Header, frozen=True, kw_only=True):
 
     Attributes:
         epsilon, delta, mu, threshold_delta: what it cost.
-        reports: columns whose interval was asked for (WITH REPORT).
         bounds: the bounds that the query chose, by function.
         nulls: functions without bounds, which are NULL.
         cuts: private estimates of what chosen bounds leave out, by what was chosen: a function, its
@@ -38,7 +38,6 @@ class Header(receipt.Header, frozen=True, kw_only=True):
     delta: float
     mu: float | None
     threshold_delta: float
-    reports: tuple[str, ...] = ()
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     cuts: dict[str, Cut] = msgspec.field(default_factory=dict)
@@ -56,11 +55,12 @@ class Header(receipt.Header, frozen=True, kw_only=True):
 
 
 class SqlAnswer(NamedTuple):
-    """A committed answer.
+    """A committed answer as a statement shows it.
 
     Attributes:
         table: the statement's columns; after one WITH REPORT its sd, low and high.
         intervals: by column, (sd, low, high) of the noise's 95% interval.
+        reports: columns whose interval is in the table too.
         header: what it cost, and when it was first given.
         receipt: the committed bytes.
         digest: binds the receipt to the charge.
@@ -70,6 +70,7 @@ class SqlAnswer(NamedTuple):
 
     table: pa.Table
     intervals: dict[str, pa.Table]
+    reports: tuple[str, ...]
     header: Header
     receipt: bytes
     digest: str
@@ -112,15 +113,25 @@ def _array(values: Float64, places: tuple[int, ...], many: bool, absent: bool) -
     return pa.ListArray.from_arrays(ends, flat)
 
 
-def decoded(answer: Answer, insecure: bool) -> SqlAnswer:
-    """Return the answer of committed bytes: the rows of its view, or the released rows without one.
+def read(data: bytes) -> tuple[Header, pa.Table]:
+    """Return the header and the released rows of a receipt.
 
     Raises:
         PolicyError: the bytes have another form.
     """
-    header = receipt.header_of(answer.receipt, Header)
-    view = answer.view
-    rows = receipt.table_of(answer.receipt) if view is None else receipt.read_table(view)
+    return receipt.header_of(data, Header), receipt.table_of(data)
+
+
+def presented(
+    answer: Answer, header: Header, rows: pa.Table, reports: Sequence[str], insecure: bool
+) -> SqlAnswer:
+    """Return a committed answer in the form that whoever asks gets.
+
+    Args:
+        header, rows: of its receipt, with the names that are shown.
+        reports: columns whose interval is asked for (WITH REPORT).
+        insecure: whether its secret is a fixed test secret.
+    """
     columns: dict[str, pa.ChunkedArray] = {}
     intervals: dict[str, pa.Table] = {}
     for name in rows.column_names:
@@ -130,18 +141,17 @@ def decoded(answer: Answer, insecure: bool) -> SqlAnswer:
         if f"{name}{MARK}sd" in rows.column_names:
             parts = {part: rows.column(f"{name}{MARK}{part}") for part in PARTS}
             intervals[name] = pa.table(parts)
-            if name in header.reports:
+            if name in reports:
                 columns |= {f"{name}_{LABELS[part]}": values for part, values in parts.items()}
     table = pa.table(columns).replace_schema_metadata(header.metadata)
-    return SqlAnswer(
-        table, intervals, header, answer.receipt, answer.digest, answer.charged, insecure
-    )
+    reported = tuple(name for name in reports if name in intervals)
+    committed = answer.receipt, answer.digest, answer.charged
+    return SqlAnswer(table, intervals, reported, header, *committed, insecure)
 
 
 def answer_text(answer: SqlAnswer) -> str:
     """Return the rows as an aligned table; a column with an interval shows its half-width."""
-    reports = [name for name in answer.header.reports if name in answer.intervals]
-    extra = [f"{name}_{label}" for name in reports for label in LABELS.values()]
+    extra = [f"{name}_{label}" for name in answer.reports for label in LABELS.values()]
     ends = {
         name: (parts["low"].to_pylist(), parts["high"].to_pylist())
         for name, parts in answer.intervals.items()

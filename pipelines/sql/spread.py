@@ -21,7 +21,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
 from dpstream.dp_transforms.one_shot import Bounded, Totals
 from dpstream.pipelines.runners.bounded import Runner, run_to_end
-from dpstream.pipelines.sql.query_plan import Question, named_tables
+from dpstream.pipelines.sql.query_plan import Question, tables_read
 from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
@@ -53,8 +53,7 @@ class Spread:
         self, runner: Runner, question: Question, catalog: Catalog, shards: int | None = None
     ) -> None:
         runner.check()
-        statement = question.statement
-        names = named_tables([statement.source, statement.public], catalog)
+        names = tables_read(question.select, catalog)
         tables = {name: catalog.tables[name] for name in catalog.tables if name in names}
         for table in tables.values():
             _check(table)
@@ -212,12 +211,12 @@ def _owners_first(tables: dict[str, Table]) -> list[Table]:
 
 def _columns(question: Question) -> set[str]:
     """Return the names of all columns in a question, of whatever table."""
-    statement = question.statement
-    nodes: list[exp.Expr] = [statement.source, statement.unit]
-    nodes += [group.expression for group in statement.groups]
-    nodes += [f.argument for f in statement.functions if f.argument is not None]
-    if statement.public is not None:
-        nodes.append(statement.public)
+    select = question.select
+    nodes: list[exp.Expr] = [select.source, select.unit]
+    nodes += [group.expression for group in select.groups]
+    nodes += [f.argument for f in select.functions if f.argument is not None]
+    if select.public is not None:
+        nodes.append(select.public)
     return {column.name for node in nodes for column in node.find_all(exp.Column)}
 
 

@@ -33,6 +33,7 @@ from dpstream.dp_transforms.one_shot import (
     choose_bounds,
 )
 from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.pipelines.formats.receipt import sorted_rows
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.work import Work
@@ -188,10 +189,10 @@ class Stage:
         """Return the plan with bounds from histograms that this run pays for."""
         question = self._question
         named = {column.name: column for column in question.plan.columns if column.automatic}
-        asked_for = tuple(f for f in question.per_column.functions if f.name in named)
-        statement = replace(question.per_column, functions=asked_for)
+        functions = tuple(f for f in question.per_column.functions if f.name in named)
+        select = replace(question.per_column, functions=functions)
         plan = replace(question.plan, columns=tuple(named.values()))
-        work = Work.of(statement, self._catalog, plan, self._name, wide=True)
+        work = Work.of(select, self._catalog, plan, self._name, wide=True)
         counts = self._executor.counted(work, design)
         settled = choose_bounds(question.plan, design, counts, self._ring, self._name)
         bounds = {
@@ -206,29 +207,30 @@ _AGGREGATES = tuple(AGGREGATES)
 
 
 def released(question: Question, private_answer: StageAnswer) -> pa.Table:
-    """Return the released relation with intervals; sorted, so that the order reveals nothing."""
+    """Return the released relation with intervals, by canonical names; sorted, so that the order
+    reveals nothing.
+    """
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = private_answer.groups.values
     if groups is not None:
         chosen = groups.take(numbers(np.asarray(private_answer.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
-    for function in question.statement.functions:
+    for function in question.select.functions:
         output = question.outputs[function.name]
         estimate = private_answer.answer.columns[output.column]
         absent = output.column in private_answer.nulls
         columns |= estimated(function.name, estimate, output.places, function.many, absent)
-    table = pa.table(columns)
     by = [] if groups is None else groups.column_names
-    return table.sort_by([(name, "ascending") for name in by]) if by else table
+    return sorted_rows(pa.table(columns), by)
 
 
 def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
     """Return a released relation without rows, to check the outer query on."""
     columns = {
         group.name: pa.nulls(0, kind)
-        for group, kind in zip(question.statement.groups, types, strict=True)
+        for group, kind in zip(question.select.groups, types, strict=True)
     }
-    for function in question.statement.functions:
+    for function in question.select.functions:
         kind = pa.list_(pa.float64()) if function.many else pa.float64()
         for name in (function.name, *(f"{function.name}{MARK}{part}" for part in PARTS)):
             columns[name] = pa.nulls(0, kind)
@@ -246,8 +248,18 @@ def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = Fa
     _with_intervals(tree, {f.name for f in question.statement.functions})
     tables = named_tables([tree], catalog)
     with Engine(catalog, tables, empty=check, ordered=True) as engine:
-        engine.register(RELEASED, rows)
+        engine.register(RELEASED, _labelled(question, rows))
         return engine.run(safe_query(tree))  # type: ignore[arg-type]
+
+
+def _labelled(question: Question, rows: pa.Table) -> pa.Table:
+    """Return the released relation with the statement's labels, sorted by its groups."""
+    groups = [group.name for group in question.statement.groups]
+    columns = {label: rows.column(question.names[label]) for label in groups}
+    for function in question.statement.functions:
+        for end in ("", *(f"{MARK}{part}" for part in PARTS)):
+            columns[f"{function.name}{end}"] = rows.column(f"{question.names[function.name]}{end}")
+    return sorted_rows(pa.table(columns), groups)
 
 
 def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:

@@ -32,7 +32,7 @@ from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
 from dpstream.dp_transforms.one_shot.partials import per_group
 from dpstream.pipelines.sql.query_plan import stage_one
 from dpstream.pipelines.statements.exact import safe_query
-from dpstream.pipelines.statements.statement import Statement
+from dpstream.pipelines.statements.statement import PrivateSelect
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.durable import PRIVATE, replacing
@@ -77,13 +77,13 @@ class Work(NamedTuple):
     @classmethod
     def of(
         cls,
-        statement: Statement,
+        select: PrivateSelect,
         catalog: Catalog,
         plan: QueryPlan,
         name: tuple[bytes, bytes],
         wide: bool = False,
     ) -> "Work":
-        """Return the work of a statement.
+        """Return the work of the private part of a statement.
 
         Args:
             wide: use bounds that no value reaches.
@@ -93,12 +93,12 @@ class Work(NamedTuple):
             grids = {c.name: (c.grid, low[c.name], _WIDE) for c in plan.columns}
         else:
             grids = grids_of(plan)
-        query = stage_one(statement, catalog, grids)
+        query = stage_one(select, catalog, grids)
         by = query.args["group"].sql("duckdb")
         query.set("group", None)
-        listed = None if statement.public is None else typed_public(statement)
+        listed = None if select.public is None else typed_public(select)
         public = listed and listed.sql("duckdb", comments=False)
-        groups = tuple((group.name, group.type) for group in statement.groups)
+        groups = tuple((group.name, group.type) for group in select.groups)
         text = query.sql("duckdb", comments=False)
         return cls(text, by, public, groups, catalog.unit.type, plan, name)
 
@@ -180,9 +180,9 @@ class Work(NamedTuple):
         return total, per_group(at, square, size), there
 
 
-def typed_public(statement: Statement) -> exp.Expr:
+def typed_public(select: PrivateSelect) -> exp.Expr:
     """Return the query of the public groups, in a form that fails for no row."""
-    return safe_query(instance(statement.public, exp.Select))
+    return safe_query(instance(select.public, exp.Select))
 
 
 def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:

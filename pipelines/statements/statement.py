@@ -139,16 +139,14 @@ class Group(msgspec.Struct, frozen=True):
     type: exp.DType
 
 
-class Statement(msgspec.Struct, frozen=True):
-    """The checked statement.
+class PrivateSelect(msgspec.Struct, frozen=True):
+    """What is asked of private rows.
 
     Attributes:
         options: of privacy.
         source: a SELECT with FROM, joins and WHERE and no select list: the private relation.
         unit: an expression over its columns that is the unit of every row.
         groups, functions: over its columns, in the order of the select list.
-        outer: a query over the table ``released`` (the groups' and functions' names are its
-            columns) and public tables, to be run on the answer.
         public: the query over public tables whose rows are the groups, in the order of
             ``groups``; ``None`` if groups are selected, or there are none.
     """
@@ -158,8 +156,18 @@ class Statement(msgspec.Struct, frozen=True):
     unit: exp.Expr
     groups: tuple[Group, ...]
     functions: tuple[Function, ...]
+    public: exp.Query | None
+
+
+class Statement(PrivateSelect, frozen=True):
+    """The checked statement.
+
+    Attributes:
+        outer: a query over the table ``released`` (the groups' and functions' names are its
+            columns) and public tables, to be run on the answer.
+    """
+
     outer: exp.Query
-    public: exp.Query | None = None
 
 
 #: A form that nobody foresaw has no proof, and the library's texts quote the statement.
@@ -225,7 +233,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
         core.replace(outer)
     _check_outer(tree, catalog, released)
     _check_reports(tree, functions)
-    return Statement(options, source, unit, released.groups, functions, tree, public)
+    return Statement(options, source, unit, released.groups, functions, public, tree)
 
 
 def _private_select(text: str) -> tuple[exp.Query, exp.Select]:

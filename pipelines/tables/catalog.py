@@ -10,6 +10,7 @@ written down: `load`.
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,9 @@ class Catalog(Tables):
         name = self.ledger.path.rpartition("/")[2] if file is None else file.name
         return self.beside / f"{name}.keys"
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """128-bit hex digest of unit and tables, wherever they lie."""
-        tables = [canonical(self.tables[name]) for name in sorted(self.tables)]
+    def digest(self, names: Iterable[str]) -> str:
+        """Return a 128-bit hex digest of the unit and some of the tables, wherever they lie."""
+        tables = [canonical(self.tables[name]) for name in sorted(names)]
         encoded = msgspec.json.encode([self.unit.text, tables], order="sorted")
         return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-sql-cat").hexdigest()
 

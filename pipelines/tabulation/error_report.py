@@ -55,7 +55,15 @@ from dpstream.pipelines.tabulation.figure_errors import (
     part_of,
     released_figures,
 )
-from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, inputs_of, load, prepared_of
+from dpstream.pipelines.tabulation.inputs import (
+    Inputs,
+    Prepared,
+    inputs_of,
+    lists_digest,
+    load,
+    prepared_of,
+    public_paths,
+)
 from dpstream.pipelines.tabulation.private import pieces, read_piece
 from dpstream.pipelines.tabulation.work import Tally, counted
 from dpstream.state.disk_errors import file_errors
@@ -375,7 +383,8 @@ def report(
     """
     inputs = inputs_of(parameters, data, choice)
     loaded = load(parameters, data, choice)
-    setup, iterations = prepared_of(loaded, inputs.digest), loaded.files.iterations
+    lists = lists_digest(public_paths(parameters, data, choice.program))
+    setup, iterations = prepared_of(loaded, lists), loaded.files.iterations
     coarse = iterations["CODE"].filter(iterations["COARSE_ONLY"]).combine_chunks()
     manifests = [_manifest(run, setup) for run in runs]
     if not runs:

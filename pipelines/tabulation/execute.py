@@ -248,8 +248,8 @@ def _check_letters(order: Order) -> None:
 
 
 def identity_of(inputs: Inputs, plan: TablePlan) -> list[bytes]:
-    """Return the plan, which covers the public files, and where the records lie."""
-    return [plan.hash.encode(), inputs.digest.encode(), inputs.place.encode()]
+    """Return the plan, which covers the public files' content, and where the records lie."""
+    return [plan.hash.encode(), inputs.place.encode()]
 
 
 def acceptance(

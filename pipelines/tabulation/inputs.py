@@ -141,7 +141,7 @@ class Inputs(NamedTuple):
     Attributes:
         parameters, data: folders, by their paths or by URLs of a store.
         choice: what is asked for beside them.
-        digest: of the public files, as `digest_of` gives it.
+        digest: of the public files, as `digest_of` gives it; notices that one changed meanwhile.
         place: of the data relative to the project file: it identifies the records.
     """
 
@@ -204,8 +204,9 @@ def prepared(inputs: Inputs) -> Prepared:
         RunError: the files are not those that the inputs were made of.
     """
     with fetched(inputs.parameters, inputs.data, inputs.choice.program) as (parameters, data):
-        setup = prepared_of(load(parameters, data, inputs.choice), inputs.digest)
-        if digest_of(public_paths(parameters, data, inputs.choice.program)) != inputs.digest:
+        paths = public_paths(parameters, data, inputs.choice.program)
+        setup = prepared_of(load(parameters, data, inputs.choice), lists_digest(paths))
+        if digest_of(paths) != inputs.digest:
             raise RunError(
                 "PARAMETERS",
                 "have a file that changed while it was read",
@@ -214,8 +215,12 @@ def prepared(inputs: Inputs) -> Prepared:
     return setup
 
 
-def prepared_of(loaded: Loaded, digest: str) -> Prepared:
-    """Return the same from files that are loaded."""
+def prepared_of(loaded: Loaded, lists: str) -> Prepared:
+    """Return the same from files that are loaded.
+
+    Args:
+        lists: their `lists_digest`.
+    """
     parameters, files, totals = loaded
     domain = domain_of(files, parameters, None if totals is None else regions_of(totals))
     if not domain.levels:
@@ -224,7 +229,7 @@ def prepared_of(loaded: Loaded, digest: str) -> Prepared:
         )
     stability = {level.level: level.stability for level in domain.levels}
     return Prepared(
-        TablePlan(parameters, stability, digest),
+        TablePlan(parameters, stability, lists),
         domain,
         shards_of(domain.levels),
         lookup_of(files, parameters),
@@ -238,6 +243,14 @@ def digest_of(paths: Iterable[Path]) -> str:
     for path in paths:
         digest.update(content_of(path))
     return digest.hexdigest()
+
+
+def lists_digest(paths: Iterable[Path]) -> str:
+    """Return the digest of public files that a plan has beside its parameters.
+
+    The file of parameters is none of them: how it is written is presentation.
+    """
+    return digest_of(path for path in paths if path.name != CONFIG)
 
 
 def content_of(path: Path) -> bytes:

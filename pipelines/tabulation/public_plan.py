@@ -20,7 +20,7 @@ from dpstream.accounting.tabulation.guarantee import DELTA
 from dpstream.pipelines.tabulation.config import CONFIG, Choice
 from dpstream.pipelines.tabulation.inputs import (
     Prepared,
-    digest_of,
+    lists_digest,
     load,
     prepared_of,
     public_paths,
@@ -93,7 +93,7 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
     loaded = load(parameters, data, choice, records=False, totals=totals)
     paths = public_paths(parameters, data, choice.program)
     paths = paths if totals else [path for path in paths if path.name != TOTALS]
-    return Planned(prepared_of(loaded, digest_of(paths)), totals)
+    return Planned(prepared_of(loaded, lists_digest(paths)), totals)
 
 
 def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:

@@ -29,6 +29,7 @@ from dpstream.accounting.tuning.question import (
     TunedColumn,
     TuningDesign,
     canonical,
+    canonical_names,
     design,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
@@ -222,9 +223,14 @@ class CheckedRequest(NamedTuple):
         return self.request.proxy is None
 
     @property
+    def labels(self) -> dict[str, str]:
+        """The names of the job's aggregates by those in the question."""
+        return {name: label for label, name in canonical_names(self.job.plan.aggregates).items()}
+
+    @property
     def digest(self) -> str:
-        """Return a 128-bit hex digest of everything public about the tuning."""
-        form = canonical(self.question, self.design) | {"plan": self.job.plan.hash}
+        """Return a 128-bit hex digest of everything public about the tuning but for its names."""
+        form = canonical(self.question, self.design) | {"plan": canonical_plan(self.job.plan).hash}
         parts = msgspec.json.encode(form, order="sorted")
         return hashlib.blake2b(parts, digest_size=16, person=b"dpstream-ask").hexdigest()
 
@@ -247,9 +253,20 @@ class CheckedRequest(NamedTuple):
             "epsilon": question.epsilon if self.private else None,
             "delta": question.delta if self.private else None,
             "mu": self.design.mu if self.private else None,
-            "histograms": expectation(self.design) if self.private else [],
+            "histograms": [
+                row | {"name": self.labels.get(row["name"], row["name"])}
+                for row in (expectation(self.design) if self.private else [])
+            ],
             "warnings": weaknesses(question.epsilon, question.delta) if self.private else [],
         }
+
+
+def canonical_plan(plan: Plan) -> Plan:
+    """Return a plan with the names of a tuning's question, and its key's columns in order."""
+    names, replace = canonical_names(plan.aggregates), msgspec.structs.replace
+    aggregates = tuple(replace(a, name=names[a.name]) for a in plan.aggregates)
+    key = tuple(sorted(plan.key, key=lambda field: field.column))
+    return replace(plan, aggregates=aggregates, key=key)
 
 
 def ask(request: Request) -> CheckedRequest:
@@ -286,7 +303,9 @@ def ask(request: Request) -> CheckedRequest:
         tail=request.tail,
         values_per_unit=request.values_per_unit,
         columns=tuple(
-            TunedColumn(a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names
+            TunedColumn(canonical_names(job.plan.aggregates)[a.name], *a.grid_bounds())
+            for a in job.plan.aggregates
+            if a.name in names
         ),
         key_records=weighed,
     )
@@ -295,7 +314,7 @@ def ask(request: Request) -> CheckedRequest:
         switch = f"mechanism.allow_large_delta = true in [job.{request.job}]"
         check_delta(question.delta, privacy.allow_large_delta, "--delta", switch)
     allocate(job.plan)  # the widest bounds with C = 1 can be run: so can whatever is chosen
-    widest = tuple((c.name, c.lo, c.hi) for c in question.columns)
+    widest = tuple((a.name, *a.grid_bounds()) for a in job.plan.aggregates if a.name in names)
     # What cannot be written is refused before it is paid for.
     render(request.project, request.job, request.new, 1, widest, ChoiceSection())
     ranges = {a.name: a.bounds for a in job.plan.aggregates if a.name in names and a.bounds}

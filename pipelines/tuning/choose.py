@@ -65,7 +65,13 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import append_section, sink_of_copy
 from dpstream.pipelines.project.job_section import ChoiceSection
-from dpstream.pipelines.tuning.ask import CheckedRequest, in_column_units, refuse_taken, render
+from dpstream.pipelines.tuning.ask import (
+    CheckedRequest,
+    canonical_plan,
+    in_column_units,
+    refuse_taken,
+    render,
+)
 from dpstream.state.disk_errors import file_error
 from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
@@ -88,7 +94,7 @@ def tally(tuning: CheckedRequest, job: Job, ring: KeyRing, name: tuple[bytes, ..
     """
     timeline = job.plan.timeline
     ends = msgspec.structs.replace(timeline, end=timeline.start + tuning.question.first)
-    plan = msgspec.structs.replace(job.plan, timeline=ends)
+    plan = msgspec.structs.replace(canonical_plan(job.plan), timeline=ends)
     counted = Tally(plan, ring, name, tuning.design.histograms, tuning.question.values_per_unit)
     for records in canonical_records(job, plan, ring):
         counted.add(records)
@@ -224,7 +230,13 @@ def with_bounds(tuning: CheckedRequest, chosen: ChosenBounds) -> Plan:
 def bounds_of(tuning: CheckedRequest, chosen: ChosenBounds) -> dict[str, tuple[float, float]]:
     """Return tuned bounds in the columns' units, by aggregate."""
     grids = {a.name: a.grid for a in tuning.job.plan.aggregates}
-    return {name: in_column_units(low, high, grids[name]) for name, low, high in chosen}
+    named = _labelled(tuning, chosen)
+    return {name: in_column_units(low, high, grids[name]) for name, low, high in named}
+
+
+def _labelled(tuning: CheckedRequest, chosen: ChosenBounds) -> ChosenBounds:
+    """Return bounds by the job's own names of its aggregates."""
+    return tuple((tuning.labels[name], low, high) for name, low, high in chosen)
 
 
 #: Noise of proxy data does not exist; ids and sampling keys need some key, and this one is no
@@ -355,7 +367,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     with contextlib.closing(open_ledger(place, looking=True)) as ledger:
         answer = AnswerLog(ledger, question.kind).read(run_id)
     given = required(answer, "a question that was answered has its answer")
-    return accepted.unless(lambda: _figures_of(header_of(given.receipt, Receipt)))
+    return accepted.unless(lambda: _figures_of(tuning, header_of(given.receipt, Receipt)))
 
 
 def refuse_useless(tuning: CheckedRequest, account: History, spend: Charge) -> None:
@@ -389,7 +401,7 @@ def _draw(tuning: CheckedRequest, ring: KeyRing, run_id: str) -> Figures:
     return read_off_runnable(tuning, noisy(ring, name, tuning.design.histograms, counts))
 
 
-def _figures_of(receipt: Receipt) -> Figures:
+def _figures_of(tuning: CheckedRequest, receipt: Receipt) -> Figures:
     """Return the figures of a committed answer.
 
     Raises:
@@ -397,10 +409,11 @@ def _figures_of(receipt: Receipt) -> Figures:
     """
     figures = receipt.figures
     if figures.unanswered is not None:
+        label = tuning.labels.get(figures.unanswered, figures.unanswered)
         raise PolicyError(
             "--first",
-            f"the noisy count of units for '{figures.unanswered}' is too small to choose by, and "
-            "the charge stands",
+            f"the noisy count of units for '{label}' is too small to choose by, and the charge "
+            "stands",
             "check the job's start, columns and types, use a longer --first or a larger --epsilon "
             "(a new charge), or choose by --proxy",
         )
@@ -410,12 +423,12 @@ def _figures_of(receipt: Receipt) -> Figures:
 def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
     """Write the job of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
-    figures = _figures_of(receipt)
+    figures = _figures_of(tuning, receipt)
     table = ChoiceSection(
         how="private",
         first=tuning.request.first,
         rule=rule_text(tuning.question),
-        bounds=tuple(name for name, _, _ in figures.bounds),
+        bounds=tuple(tuning.labels[name] for name, _, _ in figures.bounds),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         mu=receipt.mu,
@@ -452,7 +465,7 @@ def _proxy(tuning: CheckedRequest) -> Outcome:
         how="proxy",
         first=request.first,
         rule=rule_text(tuning.question),
-        bounds=tuple(name for name, _, _ in figures.bounds),
+        bounds=tuple(tuning.labels[name] for name, _, _ in figures.bounds),
         range=tuning.ranges,
     )
     return _write(tuning, figures, table, None, False)
@@ -466,9 +479,8 @@ def _write(
     charged: bool,
 ) -> Outcome:
     request, bounds = tuning.request, bounds_of(tuning, figures.bounds)
-    text, section = render(
-        request.project, request.job, request.new, figures.contributions, figures.bounds, table
-    )
+    named = figures.contributions, _labelled(tuning, figures.bounds)
+    text, section = render(request.project, request.job, request.new, *named, table)
     append_section(request.project, request.new, text, section, "--as")
     return Outcome(
         job=request.new,

@@ -129,8 +129,7 @@ class Request(NamedTuple):
         def plan_hash() -> str:
             if not by_tables:
                 return job_of(order).plan.hash
-            mechanism = self.drawn("gaussian")
-            return WorkloadQuestion(self.workload, self.job, mechanism, partial=True).plan_hash
+            return WorkloadQuestion(self.workload, self.job, self.drawn("gaussian")).plan_hash
 
         charge = Gaussian(plan_hash, by_tables, lambda: unfinished_fresh(job_of(order)))
         where = self.workload, self.job, plan, self.folder
@@ -164,8 +163,8 @@ def requested(
     if mechanism == "geometric":
         return Request(workload, job, folder, mechanism, None)
     plan = solved(workload, folder, objective, strategy)[0]
-    measured = tables_of(workload, plan.strategy) if tables else plan.strategy
-    by_tables = tables or way_of(workload, measured) == "tables"
+    measured = tables_of(workload.aligned, plan.strategy) if tables else plan.strategy
+    by_tables = tables or way_of(workload.aligned, measured) == "tables"
     order = Order(workload, job, measured, *given)
     return Request(workload, job, folder, mechanism, Measured(order, plan, by_tables))
 
@@ -202,10 +201,11 @@ def acceptance(
     Raises:
         DpstreamError: refused for another reason than the account.
     """
-    order, geometric = request.run(choice), choice.family == "geometric"
+    order = request.run(choice)
     if order is None:
-        drawn = request.drawn(choice.family)
-        return acceptance_once(request.workload, request.job, drawn, not geometric, how, out)
+        return acceptance_once(
+            request.workload, request.job, request.drawn(choice.family), how, out
+        )
     job = job_of(order)
     new = order.fresh and unfinished_fresh(job) is None
     return job_acceptance(job, new).unless(lambda: check(order, job, out is not None))
@@ -261,6 +261,7 @@ def chosen(
     before = _workloads(account)
     accept = functools.partial(_check, len(before))
     charges = [c for c in before if not fresh or _unanswered(c, account, gaussian)]
+    workload = workload.aligned
     charged = _charged(workload, job, folder, charges, gaussian)
     if charged is not None:
         return Choice(charged, accept)

@@ -38,7 +38,7 @@ class Order(NamedTuple):
         strategy: the strategy of the cells.
         over_time: answer at every trigger time of the job.
         out: folder of the answers.
-        form: format of the table in it.
+        form: format of the table in it; ``None``: that of the folder, else parquet.
         nonnegative: use consistent non-negative estimates instead of the linear ones.
         runner, beam_args, fresh, accept: as `run_job` takes them.
     """
@@ -48,7 +48,7 @@ class Order(NamedTuple):
     strategy: CellStrategy
     out: Path
     over_time: bool = False
-    form: str = "parquet"
+    form: str | None = None
     nonnegative: bool = False
     runner: str = "DirectRunner"
     beam_args: Sequence[str] = ()
@@ -91,7 +91,8 @@ def _written(order: Order, job: Job, run_id: str) -> Receipt:
     finally:
         stores.close_all()
     table = answers(order.workload, estimate, moments, order.over_time, order.nonnegative)
-    return write_release(order.out, receipt, estimate, table, order.form)
+    options = order.form, order.nonnegative
+    return write_release(order.out, receipt, estimate, table, *options)
 
 
 def job_of(order: Order) -> Job:
@@ -100,9 +101,9 @@ def job_of(order: Order) -> Job:
     Raises:
         UsageError: the job or the strategy cannot be used.
     """
-    mixing = mixed(order.strategy, order.workload.sizes)
+    mixing = mixed(order.strategy, order.workload.aligned.sizes)
     job = with_own_places(order.job) if order.over_time else order.job
-    return cells_job(job, order.workload, mixing, order.over_time)
+    return cells_job(job, order.workload.aligned, mixing, order.over_time)
 
 
 def check(order: Order, job: Job, named: bool = True) -> None:
@@ -127,7 +128,7 @@ def check(order: Order, job: Job, named: bool = True) -> None:
 
 def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Moment], Receipt]:
     """Return the estimates that the store has committed, their moments, and the receipt."""
-    plan, workload = job.plan, order.workload
+    plan, workload = job.plan, order.workload.aligned
     store = stores.open_store(job.state.store or "", plan, run_id)
     budget = calibrated(plan, store.identity.calibration).budget
     [aggregate], own = plan.aggregates, required(job.cells, "the job has cells")
@@ -142,7 +143,7 @@ def _released(order: Order, job: Job, run_id: str) -> tuple[Estimate, list[Momen
         plan_hash=plan.hash,
         domain=domain_text(workload),
         domain_digest=domain_digest(workload.attributes),
-        workload=workload.digest,
+        workload=order.workload.digest,
         strategy=order.strategy.name,
         mixing=own.mixing.digest,
         mechanism="gaussian",

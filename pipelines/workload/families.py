@@ -102,7 +102,7 @@ def families_of(
     Raises:
         UsageError: neither family can answer.
     """
-    epsilon, delta, contributions = budget
+    workload, (epsilon, delta, contributions) = workload.aligned, budget
     gaussian, most, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
     if delta > 0:
         mu = mu_of(epsilon, delta)

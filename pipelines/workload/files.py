@@ -140,6 +140,7 @@ def solved(
     if objective not in OBJECTIVES:
         fix = closest(objective, OBJECTIVES)
         raise UsageError("--objective", f"no objective {objective!r}", fix)
+    workload = workload.canonical
     path = folder / f"{workload.structure}-{objective}-{strategy}.npz"
     plan = _read(path, workload.structure)
     if plan is not None:
@@ -161,6 +162,7 @@ def solved_purely(workload: Workload, bits: int, folder: Path) -> tuple[str, Lat
     Raises:
         UsageError: the workload is too large to be solved.
     """
+    workload = workload.canonical
     path = folder / f"{workload.structure}-pure-{bits}.npz"
     arrays = _arrays(path)
     with contextlib.suppress(UsageError, KeyError, ValueError):

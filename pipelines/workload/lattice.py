@@ -153,7 +153,7 @@ def planned_purely(
     """
     if not (0 < epsilon < math.inf and contributions >= 1):
         raise UsageError("--epsilon", "is positive and finite, C at least 1", "give a budget")
-    bits = bits_of(len(workload.sizes))
+    workload, bits = workload.aligned, bits_of(len(workload.sizes))
     name, strategy, cached = solved_purely(workload, bits, folder)
     name, chosen = better_lattice(name, strategy, workload, epsilon, contributions)
     best = solved(workload, folder)[0]

@@ -88,16 +88,13 @@ def one_shot_job(job: Job) -> Job:
     return msgspec.structs.replace(job, plan=job.plan.once().check())
 
 
-def domain_of_job(job: Job, workload: Workload, partial: bool = False) -> CellDomain:
-    """Return the domain with its input columns.
-
-    Args:
-        partial: see `jobs.keys.cell_key`.
+def domain_of_job(job: Job, workload: Workload) -> CellDomain:
+    """Return the domain of an aligned workload, with its input columns.
 
     Raises:
         UsageError: the columns do not fit the domain.
     """
-    key = cell_key(workload.attributes, job.plan.key, partial)
+    key = cell_key(workload.attributes, job.plan.key)
     if CELL.column in set(job.columns) - {field.column for field in key}:
         raise UsageError(
             "table", f"reads a column '{CELL.column}', as the cells are called", "rename it"

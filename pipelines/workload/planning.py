@@ -70,8 +70,8 @@ def tables_of(workload: Workload, strategy: CellStrategy) -> CellStrategy:
         return strategy
     # Of tables of counts: the same errors.  Bases of very many cells take minutes.
     if workload.marginal or max(workload.sizes) > MANY_CELLS:
-        return residual(workload)[0]
-    return fit(workload).strategy
+        return residual(workload.canonical)[0]
+    return fit(workload.canonical).strategy
 
 
 def check_tables(gram: Tables) -> None:
@@ -156,6 +156,7 @@ class Planned(NamedTuple):
     """A workload with its strategy.
 
     Attributes:
+        workload: with aligned attributes, as the strategy has them.
         plan: the strategy and its proof.
         place: the file in which the strategy is stored.
         cached: whether the file existed before.
@@ -184,7 +185,7 @@ def planned(
     Raises:
         DpstreamError: see `files.solved`.
     """
-    return Planned(workload, *solved(workload, folder, objective, strategy))
+    return Planned(workload.aligned, *solved(workload, folder, objective, strategy))
 
 
 def errors(workload: Workload, strategy: CellStrategy) -> list[Float64]:

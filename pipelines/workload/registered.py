@@ -173,7 +173,7 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
     Raises:
         UsageError: no lattice is made for the workload or the domain.
     """
-    bits = lattice.bits_of(len(workload.sizes))
+    workload, bits = workload.canonical, lattice.bits_of(len(workload.sizes))
     privacy = job.plan.privacy
     strategy, whole_numbers, _ = solved_purely(workload, bits, folder)
     strategy, made = lattice.better_lattice(
@@ -199,7 +199,7 @@ def table_mechanism(workload: Workload, strategy: CellStrategy, job: Job) -> Mec
     Raises:
         UsageError: the strategy is not one of residual tables, or would publish too many numbers.
     """
-    gram, sizes = strategy.gram, workload.sizes
+    gram, sizes = strategy.gram, workload.aligned.sizes
     if not isinstance(gram, Tables):
         raise UsageError("--tables", "needs a strategy of residual tables", "omit it")
     check_tables(gram)  # noise is mixed table by table: a limit of that is told before a charge
@@ -237,7 +237,6 @@ class WorkloadQuestion:
     """A mechanism's estimate of the cells of a job's domain, for `ask.sequence`.
 
     Args:
-        partial: whether the job's key has only some of the attributes.
         out: where the answer is to be published.
         accept: may refuse a new charge by the charges before it.
 
@@ -253,19 +252,23 @@ class WorkloadQuestion:
         workload: Workload,
         job: Job,
         mechanism: Mechanism,
-        partial: bool = False,
         out: Path | None = None,
         accept: Accept | None = None,
     ) -> None:
         self._out, self._accept = out, accept
-        job, self._domain = one_shot_job(job), domain_of_job(job, workload, partial)
+        workload, job = workload.aligned, one_shot_job(job)
+        self._domain = domain_of_job(job, workload)
         _check(job)
         self.ledger = required(job.ledger, "a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
         self._reading = job.reading(self._domain.key)
-        # What is drawn and for which records: the job's plan, domain and mechanism.
-        parts = (job.plan.hash, self._domain.digest, mechanism.digest)
+        # What is drawn and for which records: the job's plan, domain and mechanism.  The cells
+        # replace the key, and what the aggregate is called is presentation.
+        [aggregate] = job.plan.aggregates
+        counted = msgspec.structs.replace(aggregate, name=aggregate.kind)
+        plan = msgspec.structs.replace(job.plan, key=(CELL,), aggregates=(counted,))
+        parts = (plan.hash, self._domain.digest, mechanism.digest)
         self.plan_hash = hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
         self.archive = Archive(archive_of(self.ledger.path, job.path.parent), "account.path")
         self.dead_letters = 0
@@ -347,8 +350,7 @@ def answer_once(
     job: Job,
     mechanism: Mechanism,
     out: Path,
-    form: str = "parquet",
-    partial: bool = False,
+    form: str | None = None,
     nonnegative: bool = False,
     how: Asking = ONCE,
     accept: Accept | None = None,
@@ -356,23 +358,26 @@ def answer_once(
     """Ask the question, and write the answers of the workload.
 
     Args:
-        partial: whether the job's key has only some of the attributes.
+        form: format of the table of answers; ``None``: that of ``out``, else parquet.
         how: whether to ask again at a new charge, and about which state of the data.
         accept: may refuse a new charge by the charges before it.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
     """
-    question = WorkloadQuestion(workload, job, mechanism, partial, out, accept)
+    question = WorkloadQuestion(workload, job, mechanism, out, accept)
     if nonnegative and not mechanism.every_cell:
         raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
     written = list[Receipt]()
 
     def write(answer: Answer) -> None:
-        receipt, estimate = question.released(answer.receipt)
+        released = question.released(answer.receipt)
+        receipt, estimate = released.receipt, released.estimate
         table = answers(workload, estimate, receipt.moments, consistent=nonnegative)
-        receipt = msgspec.structs.replace(receipt, workload=workload.digest)
-        written.append(write_release(out, receipt, estimate, table, form))
+        [aggregate] = job.plan.aggregates
+        named = aggregate.name, aggregate.kind
+        receipt = msgspec.structs.replace(receipt, workload=workload.digest, aggregate=named)
+        written.append(write_release(out, receipt, estimate, table, form, nonnegative))
 
     with (
         secret_source(job).ring() as keys,
@@ -386,7 +391,6 @@ def acceptance(
     workload: Workload,
     job: Job,
     mechanism: Mechanism,
-    partial: bool = False,
     how: Asking = ONCE,
     out: Path | None = None,
 ) -> Acceptance:
@@ -398,8 +402,7 @@ def acceptance(
     Raises:
         DpstreamError: the job is refused for another reason than its account.
     """
-    question = WorkloadQuestion(workload, job, mechanism, partial)
-
+    question = WorkloadQuestion(workload, job, mechanism)
     charge = question.decide(new_run_id(), History()).charge
     request = request_for(charge, lambda: question.identity, job.privacy.secret, how.as_of)
     accepted = requests_acceptance(question.ledger, [request], how.fresh)
@@ -414,7 +417,7 @@ def check_once(workload: Workload, job: Job) -> None:
     Raises:
         UsageError: it cannot; the message states why.
     """
-    domain_of_job(one_shot_job(job), workload)
+    domain_of_job(one_shot_job(job), workload.aligned)
     _check(job)
 
 

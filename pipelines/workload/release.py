@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from dpstream.accounting.arrays import Int32
+from dpstream.accounting.arrays import Int32, Int64
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.bases import Fitted
@@ -167,11 +167,16 @@ def write_release(
     receipt: Receipt,
     estimate: Estimate | TableEstimate,
     answers: pa.Table | None,
-    form: str,
+    form: str | None,
+    nonnegative: bool = False,
 ) -> Receipt:
     """Publish a release in its folder, which may already hold the same release.
 
     A file of the same release that was damaged since is written again.
+
+    Args:
+        form: format of the table of answers; ``None``: that of the folder, else parquet.
+        nonnegative: whether the answers are those of `answers` with ``consistent``.
 
     Returns:
         The receipt with all files of the folder.
@@ -180,6 +185,15 @@ def write_release(
         UsageError: something else is at the path.
         RunError: a file cannot be written.
     """
+    stored = stored_form(out, receipt.run_id)
+    if form is not None and stored not in (None, form):
+        raise UsageError(
+            "--format",
+            f"is {form}, and {out.name} has these answers as {stored}",
+            f"type --format {stored}, or name a new folder with --out: the same answer at no "
+            "charge",
+        )
+    form = form or stored or "parquet"
     with file_errors("--out", "cannot be written"):
         make_folder(out.parent)
         with private_folder(out.parent, "--out") as draft:
@@ -188,6 +202,7 @@ def write_release(
                 write_table(draft / f"answers.{form}", answers)
             files = {path.name: written(path) for path in sorted(draft.iterdir())}
             receipt = msgspec.structs.replace(receipt, files=files)
+            _check_same(out, receipt, nonnegative)
 
             def fill(folder: Path, names: Iterable[str]) -> None:
                 for name in names:
@@ -196,6 +211,36 @@ def write_release(
             for name in Output(out, RECEIPT, "--out").publish(encoded(receipt), files, fill):
                 print(f"{name} was damaged or missing; it is written again.", file=sys.stderr)
     return receipt
+
+
+def stored_form(out: Path, run_id: str) -> str | None:
+    """Return the format in which a folder has the answers of a run; ``None``: it has none."""
+    with contextlib.suppress(OSError, PolicyError):
+        receipt = _receipt(out)
+        forms = [name.removeprefix("answers.") for name in receipt.files if name != ESTIMATE]
+        return forms[0] if receipt.run_id == run_id and forms else None
+    return None
+
+
+def _check_same(out: Path, receipt: Receipt, nonnegative: bool) -> None:
+    """Refuse a folder with other answers of the same run, and say what differs.
+
+    Raises:
+        UsageError: see above.
+    """
+    with contextlib.suppress(OSError, PolicyError):
+        there = _receipt(out)
+        if there.run_id != receipt.run_id or there == receipt:
+            return
+        if there.workload != receipt.workload:
+            rule, flag = "has the answers of another workload", ""
+        elif nonnegative:
+            rule, flag = "has these answers without --nonnegative", "leave out --nonnegative, or "
+        else:
+            rule, flag = "has these answers with --nonnegative", "type --nonnegative, or "
+        raise UsageError(
+            "--out", f"{rule}, of the same estimate", f"{flag}name a new folder: nothing is charged"
+        )
 
 
 def write_estimate(folder: Path, estimate: Estimate | TableEstimate) -> None:
@@ -267,11 +312,11 @@ def check_domain(receipt: Receipt, workload: Workload) -> None:
     Raises:
         UsageError: the workload has another domain.
     """
-    if receipt.domain_digest != domain_digest(workload.attributes):
+    if receipt.domain_digest != domain_digest(workload.aligned.attributes):
         names = ", ".join(attribute["name"] for attribute in receipt.domain)
         raise UsageError(
             "domain",
-            f"is not the release's ({names}): names, values, edges and their order must be the "
+            f"is not the release's ({names}): names, and the values and edges of each, must be the "
             "same",
             f"take the domain of its {RECEIPT}",
         )
@@ -410,14 +455,21 @@ def answers(
     """
     if len(moments) * workload.queries > MAX_ANSWERS:
         return None
-    labels, parts = labelled(workload), []
-    for moment, answer in zip(moments, estimate.answers(workload, consistent), strict=True):
+    labels, rows, parts = labelled(workload), workload.aligned_rows, []
+    aligned = estimate.answers(workload.aligned, consistent)
+    for moment, answer in zip(moments, aligned, strict=True):
         columns = _moment(moment, len(answer.sd)) if over_time else {}
-        parts.append(pa.table({**columns, **labels, **_figures(answer, estimate.half_width)}))
+        figures = _figures(answer, rows, estimate.half_width)
+        parts.append(pa.table({**columns, **labels, **figures}))
     return pa.concat_tables(parts)
 
 
-def _figures(answer: Answers, half_width: float) -> dict[str, pa.Array]:
+def _figures(answer: Answers, rows: Int64, half_width: float) -> dict[str, pa.Array]:
+    """Return the columns of figures.
+
+    Args:
+        answer: of the aligned workload; rows: its row of each query as it is asked.
+    """
     wide = half_width * answer.sd
     columns = {
         "value": answer.displayed,
@@ -425,7 +477,7 @@ def _figures(answer: Answers, half_width: float) -> dict[str, pa.Array]:
         "low": answer.estimates - wide,
         "high": answer.estimates + wide,
     }
-    return {name: pa.array(column) for name, column in columns.items()}
+    return {name: pa.array(column[rows]) for name, column in columns.items()}
 
 
 def _moment(moment: Moment, rows: int) -> dict[str, pa.Array]:

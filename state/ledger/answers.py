@@ -6,16 +6,10 @@ which is the answer's bytes.  `pipelines.ask.sequence` describes the order in wh
 and what follows from it; here each step is one transaction:
 
 * *begin*: run id, charge and request;
-* *commit*: the receipt, bound to its charge, and its view, if it has one; of several the first
-  one counts;
-* *keep_view*: the view of a receipt that was committed without one; of several the first one
-counts;
+* *commit*: the receipt, bound to its charge; of several the first one counts;
 * *read*: the committed answer, once the account's head file has it (`state.ledger.head`);
 * *delivered*: the command that asked ``fresh`` has written what it makes of the answer.  Until then
   the same command continues, so that a failure behind the commit costs no second charge.
-
-A view is computed from the receipt and public inputs when a question is first asked (the rows of a
-SQL statement's outer query).  It costs nothing, and it is stored because these inputs may change.
 """
 
 import hashlib
@@ -29,8 +23,6 @@ from dpstream.state.ledger.history import History
 from dpstream.state.ledger.log import StoredRequest
 
 Part = TypeVar("Part")
-#: What digests are of.
-_RECEIPT, _VIEW = b"dpstream-choice", b"dpstream-view"
 
 
 class Answer(NamedTuple):
@@ -41,14 +33,12 @@ class Answer(NamedTuple):
         receipt: the receipt's bytes.
         digest: binds them to the charge.
         charged: whether this very call made the charge.
-        view: what was computed from the receipt; ``None``: there is none, or not yet.
     """
 
     run_id: str
     receipt: bytes
     digest: str
     charged: bool
-    view: bytes | None = None
 
 
 class Decision(NamedTuple):
@@ -169,11 +159,8 @@ class AnswerLog:
         alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
         return alike[-1].run_id if alike else None
 
-    def commit(self, run_id: str, receipt: bytes, view: bytes | None = None) -> None:
+    def commit(self, run_id: str, receipt: bytes) -> None:
         """Commit the receipt of a charged request, unless it has another receipt already.
-
-        Args:
-            view: of this receipt; ``None``: none, or it is stored later.
 
         Raises:
             PolicyError: there is no charge for it.
@@ -189,21 +176,6 @@ class AnswerLog:
                         "ask again, at a new charge",
                     )
                 self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
-                if view is not None:
-                    self._ledger.put_view(run_id, view, self._digest(run_id, view, _VIEW))
-
-        self._ledger.transact(put)
-
-    def keep_view(self, run_id: str, view: bytes) -> None:
-        """Store the view of a committed receipt, unless it has another view already.
-
-        Raises:
-            PolicyError: there is no receipt.
-        """
-
-        def put() -> None:
-            if _charged(self._committed(run_id)).view is None:
-                self._ledger.put_view(run_id, view, self._digest(run_id, view, _VIEW))
 
         self._ledger.transact(put)
 
@@ -230,32 +202,25 @@ class AnswerLog:
             return None
         intact = isinstance(receipt, bytes) and entry.digest == digest
         if not intact or receipt is None or digest != self._digest(run_id, receipt):
-            raise _changed("receipt")
-        view = entry.view
-        if view is not None and entry.view_digest != self._digest(run_id, view, _VIEW):
-            raise _changed("view of a receipt")
-        return Answer(run_id, receipt, digest, False, view)
+            raise PolicyError(
+                "account.path", "a receipt was changed", "restore the account from a backup"
+            )
+        return Answer(run_id, receipt, digest, False)
 
     def _is_of_kind(self, entry: StoredRequest) -> bool:
         """Return whether a request is of this kind."""
         return _charged(self._ledger.history().find(entry.run_id)).kind == self._kind
 
-    def _digest(self, run_id: str, content: bytes, content_kind: bytes = _RECEIPT) -> str:
-        """Return a digest that binds a receipt, or its view, to its entry, and so to the chain."""
+    def _digest(self, run_id: str, content: bytes) -> str:
+        """Return a digest that binds a receipt to its entry, and so to the chain."""
         entry = _charged(self._ledger.history().digest_of(run_id))
         bound = b"\0".join((entry.encode(), run_id.encode(), content))
-        return hashlib.blake2b(bound, digest_size=16, person=content_kind).hexdigest()
+        return hashlib.blake2b(bound, digest_size=16, person=b"dpstream-choice").hexdigest()
 
 
 def _undelivered(run_id: str) -> str:
     """Return the name under which the account has a token of an answer that is not delivered."""
     return f"{run_id}/fresh"
-
-
-def _changed(part_name: str) -> PolicyError:
-    return PolicyError(
-        "account.path", f"a {part_name} was changed", "restore the account from a backup"
-    )
 
 
 def _charged(part: Part | None) -> Part:

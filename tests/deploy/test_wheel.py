@@ -169,7 +169,8 @@ NEEDS = (
     ("dpstream state info --project in-spanner.toml", "spanner"),
     ("dpstream run --project charged-in-spanner.toml", "spanner"),
     (f"dpstream account show {SPANNER}", "spanner"),
-    (f"dpstream account create {SPANNER} --unit u --epsilon 1 --delta 1e-6", "spanner"),
+    (f"dpstream account create {SPANNER} --data-set d --unit u --epsilon 1 --delta 1e-6",
+     "spanner"),
     ("dpstream secret check --project with-gcp.toml", "gcp-secrets"),
     ("dpstream run --project with-gcp.toml", "gcp-secrets"),
     ("dpstream run daily --runner=DataflowRunner --gcp-project=p --region=r "

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def a_circle(path: Path) -> None:
     path.symlink_to(path)
 
 
-CHANGES = (
+CHANGES: tuple[Callable[[Path], object], ...] = (
     as_it_was, appended, one_letter, erased, another_header, Path.unlink, a_pipe, a_folder, a_circle
 )  # fmt: skip
 #: Every command that looks at a job, its store or its releases; the store is copied and restored.

@@ -104,8 +104,10 @@ def pure(workload: Workload, bits: int | None = None) -> PureStrategy:
     if len(workload.products) > 1 and len(workload.sizes) > 1:
         raise UsageError(
             "privacy",
-            "pure epsilon answers one product of queries, or one attribute",
-            "use --mechanism gaussian with --delta, or auto",
+            "pure epsilon answers one product of queries, or one attribute: a union of products, "
+            "such as all 2-way tables, has no answer at delta 0",
+            "give a delta above 0 (--delta 1e-9, or budget.delta = 1e-9 in the job) without "
+            "--mechanism geometric, or ask one product",
         )
     parts = [workload] if len(workload.sizes) == 1 else workload.axes(workload.products[0])
     solved = {key: _best(part, bits) for key, part in {p.structure: p for p in parts}.items()}

@@ -48,6 +48,7 @@ from dpstream.dp_transforms.session import (
     inputs_of,
     measured,
     nothing,
+    presented,
     released,
     tallied,
 )
@@ -86,7 +87,8 @@ class Task(NamedTuple):
     Attributes:
         table: the table's public model.
         source: folder or URL of its parts.
-        question: the question that was charged.
+        question: the question that was charged, in its canonical form.
+        presentation: the question as the answer presents it.
         read: the boxes of its charge, packed.
         run_id: of the charge.
         folder: of the draft, or a URL.
@@ -97,6 +99,7 @@ class Task(NamedTuple):
     table: SessionTable
     source: str
     question: Question
+    presentation: Question
     read: str
     run_id: str
     folder: str
@@ -255,7 +258,7 @@ class Release(Tasked[Task]):
         space, question, boxes = task.table.space, task.question, task.boxes
         parts = [len(measures.each[0].noises) for measures in calibrated(space, question, boxes)]
         table = released(space, question, boxes, joined(shards, parts))
-        put(task.folder, File(ANSWER, encoded(table)))
+        put(task.folder, File(ANSWER, encoded(presented(space, task.presentation, table))))
         yield ANSWER
 
 
@@ -283,6 +286,7 @@ def spread(
     """Draw the answer by a runner's workers.
 
     Args:
+        question: in its canonical form.
         beside: a folder that workers share, for their results.
         folder: folder of the table.
         read: (m, d, 2) boxes of the charge; run_id: its own.
@@ -296,7 +300,8 @@ def spread(
         with private_folder(beside, "account.path") as draft, reading(folder):
             parts = read_manifest(folder, table).usable()
             source, place = str(folder.resolve()), str(draft)
-            task = Task(table, source, question, packed_boxes(read), run_id, place, shards, keys)
+            questions = question, question
+            task = Task(table, source, *questions, packed_boxes(read), run_id, place, shards, keys)
             run_to_end(
                 runner,
                 lambda pipeline: build(pipeline, task, parts),

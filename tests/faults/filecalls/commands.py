@@ -350,7 +350,19 @@ def unanswered(path: Path) -> int:
         return len(ledger.unanswered())
 
 
-CREATE = ("account", "create", "new.db", "--unit", "user", "--epsilon", "4", "--delta", "1e-6")
+CREATE = (
+    "account",
+    "create",
+    "new.db",
+    "--data-set",
+    "new",
+    "--unit",
+    "user",
+    "--epsilon",
+    "4",
+    "--delta",
+    "1e-6",
+)
 RECOVER = ("account", "recover", "d")
 LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
 GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")

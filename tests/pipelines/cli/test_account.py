@@ -17,7 +17,18 @@ from tests import accounts
 from tests.pipelines.cli.called import call, examples_of, printed, refused
 from tests.pipelines.jobs.test_charging import job
 
-CREATE = ("--unit", "customer", "--type", "int", "--epsilon", "8", "--delta", "1e-6")
+CREATE = (
+    "--data-set",
+    "shop",
+    "--unit",
+    "customer",
+    "--type",
+    "int",
+    "--epsilon",
+    "8",
+    "--delta",
+    "1e-6",
+)
 
 
 def test_examples() -> None:
@@ -44,7 +55,34 @@ def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
     assert "account.path" in refused("account", "create", path, *CREATE, "--epsilon", "9")
     assert path.read_bytes() == before
     other = printed(call("account", "create", tmp_path / "o.db", *CREATE, "--json").stdout)
-    assert other["id"] != table["id"] and other["data_set"] == "o"
+    assert other["id"] != table["id"] and other["data_set"] == "shop"
+
+
+def test_the_data_set_is_that_of_the_project_or_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never a part of the path; what the refusal says to type is enough."""
+    monkeypatch.chdir(tmp_path)
+    given = ("--unit", "customer", "--epsilon", "8", "--delta", "1e-6", "--json")
+
+    def made(path: str, *more: str) -> object:
+        return printed(call("account", "create", path, *more, *given).stdout)["data_set"]
+
+    message = refused("account", "create", "acc.db", *given[:-1])
+    assert "type --data-set NAME" in message and not (tmp_path / "acc.db").exists()
+    assert made("acc.db", "--data-set", "shop") == "shop"
+    project = tmp_path / "dpstream.toml"
+    project.write_text('version = 1\n[data_set.visits]\naccount = { path = "data/v.db" }\n')
+    assert made("data/v.db") == "visits" and made("o.db") == "visits"  # its only one
+    more = '[data_set.orders]\naccount = { path = "spanner://p/i/orders" }\n'
+    project.write_text(project.read_text() + more)
+    (tmp_path / "data" / "v.db").unlink()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert made("../data/v.db") == "visits"
+    message = refused("account", "create", "p.db", *given[:-1])
+    assert "type --data-set NAME, of visits, orders" in " ".join(message.split())
+    assert made("p.db", "--data-set", "orders") == "orders"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +91,8 @@ def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
 )
 def test_what_is_no_limit(limit: tuple[str, str], tmp_path: Path) -> None:
     pair = ("--epsilon", limit[0], "--delta", limit[1])
-    refused("account", "create", tmp_path / "a.db", "--unit", "user", *pair)
+    of = ("--data-set", "a", "--unit", "user")
+    refused("account", "create", tmp_path / "a.db", *of, *pair)
     assert not (tmp_path / "a.db").exists()
     accounts.create(tmp_path / "b.db", "b")
     refused("account", "limit", tmp_path / "b.db", *pair)
@@ -64,8 +103,9 @@ def test_a_large_delta_is_asked_for(tmp_path: Path) -> None:
     """A limit is judged as the guarantee of a run is, where it is set."""
     large = ("--epsilon", "50", "--delta", "0.02")
     path = tmp_path / "a.db"
-    assert "--delta" in refused("account", "create", path, "--unit", "u", *large, code=3)
-    done = call("account", "create", path, "--unit", "u", *large, "--allow-large-delta")
+    create = ("account", "create", path, "--data-set", "a", "--unit", "u", *large)
+    assert "--delta" in refused(*create, code=3)
+    done = call(*create, "--allow-large-delta")
     assert done.exit_code == 0 and done.stderr.count("promises little") == 2
     assert len(printed(call("account", "show", path, "--json").stdout)["warnings"]) == 2
     assert "--delta" in refused("account", "limit", path, *large, code=3)
@@ -128,7 +168,7 @@ def test_a_test_key_is_told(make_job: Callable[..., Job]) -> None:
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
-    example = "`dpstream account create shop.account.db --unit customer"
+    example = "`dpstream account create shop.account.db --data-set shop --unit customer"
     for given, names in (
         ((), "PATH, --unit, --epsilon, --delta"),
         (("a.db", "--unit=user"), "--epsilon, --delta"),

@@ -178,3 +178,53 @@ def test_refused(made: Path, tmp_path: Path) -> None:
                             tmp_path / "c.txt")  # fmt: skip
     assert "--from" in refused(*ANSWER, queries, "--from", tmp_path)
     assert len(examples_of(*ANSWER)) == 4
+
+
+def _fixed(words: tuple[str | Path, ...], message: str) -> tuple[str | Path, ...]:
+    """The command with the options that a message says to type."""
+    _, _, fix = " ".join(message.split()).partition("Fix: ")
+    if fix.startswith("leave out "):
+        flag = fix.removeprefix("leave out ").split(",")[0]
+        return tuple(word for word in words if word != flag)
+    typed = fix.removeprefix("type ").split(", or ")[0].split()
+    typed_words = list(words)
+    if typed[0] in typed_words:
+        at = typed_words.index(typed[0])
+        typed_words[at : at + len(typed)] = []
+    return (*typed_words, *typed)
+
+
+@pytest.mark.parametrize("over_time", [(), ("--over-time",)], ids=["once", "over time"])
+def test_again_in_the_stored_format_or_with_the_flag_that_is_named(
+    tmp_path: Path, over_time: tuple[str, ...]
+) -> None:
+    survey(tmp_path, 300, epsilon=0.05)  # so that some estimates are below 0
+    given: tuple[str | Path, ...] = (
+             *ANSWER, tmp_path / "asked.json", "--project", tmp_path, "--cache", tmp_path / "cache",
+             *over_time, "--out", tmp_path / "out", "--quiet")  # fmt: skip
+    first = call(*given, "--format", "csv", "--nonnegative")
+    assert first.exit_code == 0, first.output
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert "answers.csv" in before
+    assert call(*given, "--nonnegative").exit_code == 0  # no word of a format: as it is
+    options: tuple[tuple[str, ...], ...] = (("--nonnegative", "--format", "parquet"), ())
+    for more in options:
+        words = (*given, *more)
+        done = call(*_fixed(words, refused(*words)))
+        assert done.exit_code == 0, done.output
+    other = (*given[:-3], "--out", tmp_path / "linear", "--quiet")
+    assert call(*other).exit_code == 0 and (tmp_path / "linear" / "answers.parquet").exists()
+    words = (*other, "--nonnegative")
+    assert call(*_fixed(words, refused(*words))).exit_code == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert call("account", "show", "--project", tmp_path).stdout.count("workload") == 1
+
+
+def test_answers_of_another_workload_are_not_called_damaged(tmp_path: Path) -> None:
+    survey(tmp_path, 300)
+    given = ("--project", tmp_path, "--cache", tmp_path / "cache", "--mechanism", "geometric",
+             "--quiet", "--out", tmp_path / "out")  # fmt: skip
+    one = write(tmp_path / "one.json", [{"factors": {"age": "identity", "sex": "identity"}}])
+    assert call(*ANSWER, one, *given).exit_code == 0
+    message = refused(*ANSWER, tmp_path / "asked.json", *given)
+    assert "damaged" not in message

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.cli import private_counts
-from dpstream.pipelines.cli.operate import print_sizes, state
+from dpstream.pipelines.cli.operate import print_private, state
 from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.jobs.job import Job
 from tests.pipelines.cli.called import call, examples_of, refused
@@ -40,7 +40,7 @@ def test_sizes_are_on_stderr(
 ) -> None:
     monkeypatch.setattr(private_counts, "visible", lambda: True)
     part = {"name": "units", "window": 3, "bytes": 2**20, "rows": 1234}
-    print_sizes({"bytes": 2**21, "parts": [part]})
+    print_private({"bytes": 2**21, "parts": [part], "input_changed": False})
     out, err = capsys.readouterr()
     assert out == ""
     assert "2.0 MiB" in err and "1.0 MiB in 1,234 rows, window 3" in err

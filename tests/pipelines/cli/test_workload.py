@@ -56,7 +56,7 @@ def test_a_plan_begins_as_the_dry_run_of_the_answer(tmp_path: Path) -> None:
     text = (tmp_path / "dpstream.toml").read_text()
     (tmp_path / "dpstream.toml").write_text(text.replace('key = ["sex"', 'key = ["sx"'))
     plan = call("workload", "plan", *section)
-    assert plan.exit_code == 2 and "Can answer  NO. key: names sx, age; " in plan.stdout
+    assert plan.exit_code == 2 and "Can answer  NO. key: names sx; " in plan.stdout
     assert "\nFloor" in plan.stdout
 
 
@@ -99,3 +99,26 @@ def test_refused(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text('{"domain": [], "queries": []}')
     assert "domain" in refused("workload", "plan", tmp_path / "e.json", "--mu", "1")
     assert len(examples_of("workload", "plan")) == 5
+
+
+def test_a_union_without_a_delta_is_refused_and_answered_as_the_fix_says(tmp_path: Path) -> None:
+    """In plan by the flag, in an answer by the job; or one product of it."""
+    two_way = [{"ways": 2}, {"ways": 1}]
+    file, cache = write(tmp_path / "w.json", two_way), ("--cache", tmp_path / "cache")
+    given = ("workload", "plan", file, "--epsilon", "1", *cache)
+    fixed = call(*given, "--delta", "1e-9")
+    assert fixed.exit_code == 0, fixed.output
+    for more in (("--delta", "0"), ("--mechanism=geometric",)):
+        text = refused(*given, *more)
+        assert "2-way" in text and "--delta 1e-9" in text and "budget.delta = 1e-9" in text
+    survey(tmp_path, 100)
+    project = tmp_path / "dpstream.toml"
+    project.write_text(project.read_text().replace("delta = 1e-9", "delta = 0"))
+    answer = ("workload", "answer", file, "--project", tmp_path, *cache, "--quiet")
+    assert "budget.delta = 1e-9" in refused(*answer, "--out", tmp_path / "out")
+    one = write(tmp_path / "one.json", two_way[:1])
+    alone = call("workload", "answer", one, *answer[3:], "--out", tmp_path / "one")
+    assert alone.exit_code == 0, alone.output
+    project.write_text(project.read_text().replace("delta = 0", "delta = 1e-9"))
+    done = call(*answer, "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output

@@ -104,7 +104,7 @@ def test_rows_are_chosen_for_values_within_given_bounds() -> None:
         answers = [
             call(HEAVY, unit="user", value="value", bounds=(0, 100), epsilon=1.0) for _ in range(15)
         ]
-        kind = answers[0].header.reports[0]
+        kind = answers[0].table.column_names[0]
         cuts = [answer.cuts[f"rows of {kind}"] for answer in answers]
         assert low <= np.median([cut.high for cut in cuts]) <= high
         assert {cut.of for cut in cuts} == {of}

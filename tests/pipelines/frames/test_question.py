@@ -74,7 +74,7 @@ def test_two_key_columns_take_a_table_of_public_keys() -> None:
         assert query.public.to_pylist() == [
             {"page": "p1", "day": "mon"}, {"page": "p1", "day": "tue"},
         ]  # fmt: skip
-    with pytest.raises(UsageError, match="columns page, day"):
+    with pytest.raises(UsageError, match="columns day, page"):
         question(data, key=["page", "day"], public_keys=["p1"])
 
 

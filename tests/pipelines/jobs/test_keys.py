@@ -98,8 +98,14 @@ def test_a_column_that_is_called_so(tmp_path: object) -> None:
 
 
 def test_a_key_of_other_columns_is_named_beside_the_attributes() -> None:
-    with pytest.raises(UsageError, match=r"key: names agge, sex; .* workload are age, sex"):
+    with pytest.raises(UsageError, match=r"key: names agge; .* workload are age, sex"):
         cell_key((AGE, SEX), (Field("agge", "int"), Field("sex", "string")))
+
+
+def test_a_key_may_leave_out_attributes() -> None:
+    """A job has few key columns, and a workload may have many attributes."""
+    fields = cell_key((AGE, SEX), (Field("sex", "string"), Field("age", "int")))
+    assert cell_key((AGE, SEX), (Field("sex", "string"),)) == fields
 
 
 def test_every_cell_is_listed_once() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import duckdb
 
 from dpstream.pipelines.sql.query_plan import stage_one
-from dpstream.pipelines.statements.statement import Statement
+from dpstream.pipelines.statements.statement import PrivateSelect
 from dpstream.pipelines.tables.catalog import Catalog
 
 TYPES = {
@@ -75,12 +75,12 @@ def database(catalog: Catalog, rows: Rows) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def stage_text(statement: Statement, catalog: Catalog, step: float = 0.25) -> str:
+def stage_text(select: PrivateSelect, catalog: Catalog, step: float = 0.25) -> str:
     """DuckDB's text of stage 1, with one grid for all functions (counts: whole numbers)."""
     grids = {
-        f.name: (1.0, 0, 5) if f.kind == "count" else (step, -20, 40) for f in statement.functions
+        f.name: (1.0, 0, 5) if f.kind == "count" else (step, -20, 40) for f in select.functions
     }
-    return str(stage_one(statement, catalog, grids).sql("duckdb"))
+    return str(stage_one(select, catalog, grids).sql("duckdb"))
 
 
 def answers(connection: duckdb.DuckDBPyConnection, text: str) -> list[str]:

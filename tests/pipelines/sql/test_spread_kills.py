@@ -14,8 +14,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.sql.ask import ask, drawn
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
-from dpstream.pipelines.sql.receipt import decoded
-from dpstream.state.ledger.answers import Answer
+from dpstream.pipelines.sql.receipt import read
 from dpstream.state.ledger.events import Charge
 from tests.pipelines.sql.asking import KEY, charges
 from tests.pipelines.sql.test_spread import DIRECT, EVERY, shop
@@ -27,7 +26,7 @@ import os, signal, sys
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking, flow, receipt, spread
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.state.ledger.answers import Answer, AnswerLog
+from dpstream.state.ledger.answers import AnswerLog
 catalog, text, runner, fault = sys.argv[1:]
 
 def after(home, name, times=1):
@@ -37,8 +36,7 @@ def after(home, name, times=1):
         left[0] -= 1
         if not left[0]:
             if name == "drawn":
-                answer = receipt.decoded(Answer("", out, "", True), False)
-                print(answer.table.to_pylist(), flush=True)
+                print(receipt.read(out)[1].to_pylist(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return out
     setattr(home, name, call)
@@ -101,7 +99,7 @@ def test_a_killed_launcher_is_charged_once_and_leaves_nothing_private(
     again = DIRECT if fault in ("pipeline", "handed over") else None
     answer = ask(catalog, EVERY, runner=again)
     assert answer.header.run_id == charge.run_id and not answer.charged
-    rows_text = str(answer.table.to_pylist())
+    rows_text = str(read(answer.receipt)[1].to_pylist())
     assert rows_text == _undisturbed(path, charge) and _MARK in rows_text
     if fault == "draw":
         assert rows_text == killed.stdout.strip()
@@ -117,4 +115,4 @@ def _undisturbed(path: Path, charge: Charge) -> str:
     catalog = load_catalog(path)
     with KeyRing(bytearray.fromhex(KEY)) as ring:
         receipt = drawn(question_of(EVERY, catalog), catalog, ring, charge)
-    return str(decoded(Answer("", receipt, "", True), False).table.to_pylist())
+    return str(read(receipt)[1].to_pylist())

@@ -36,10 +36,12 @@ def test_a_path_adds_the_unit_s_column() -> None:
 
 def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
     one, there = shop(), elsewhere(SHOP)
-    assert one.digest == there.digest and one.tables != there.tables
+    assert one.digest(SHOP["table"]) == there.digest(SHOP["table"]) and one.tables != there.tables
     more = {"n": "BOOL"}
     tables = {k: {**t, "columns": t["columns"] | more} for k, t in SHOP["table"].items()}
-    assert elsewhere({**SHOP, "table": tables}).digest != one.digest
+    other = elsewhere({**SHOP, "table": tables})
+    assert all(other.digest([name]) != one.digest([name]) for name in tables)
+    assert one.digest(["users"]) != one.digest(["users", "visits"]) != one.digest(["visits"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Charge, draw, commit, publish: once, whole, and the same bytes again."""
 
+import json
 import os
 import shutil
 import stat
@@ -50,6 +51,25 @@ def test_an_execution_is_charged_once_and_answered_from_what_stands(
         redone = executed(made, where, ledger=place)
         assert not redone.drawn and not redone.charged and content(where) == files
     assert charges(tmp_path) == [charge]
+
+
+def test_how_the_parameters_are_written_is_no_part_of_the_question(
+    spoilt: Office, tmp_path: Path
+) -> None:
+    """Space, the order of fields, other spellings of a number, and levels that are off."""
+    place, path = ledger_of(tmp_path), spoilt.path("config.json")
+    first = executed(spoilt, tmp_path / "out", ledger=place)
+    config = json.loads(path.read_text())
+    fields = dict(reversed(config.items()))
+    fields |= {name: repr(value) for name, value in fields.items() if type(value) is float
+               and name != "zero_suppression_chance"}  # fmt: skip
+    fields["state_filter_us"] = fields["state_filter_us"][::-1]
+    path.write_text(json.dumps(fields, indent=7))
+    again = executed(spoilt, tmp_path / "out", ledger=place)
+    assert not again.charged and again.manifest == first.manifest
+    path.write_text(json.dumps(fields | {"allow_negative_counts": False}))
+    assert executed(spoilt, tmp_path / "other", ledger=place).charged
+    assert len(charges(tmp_path)) == 2
 
 
 def test_fresh_is_other_noise_and_another_charge(made: Office, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def nodes(question: CheckedRequest, pairs: int) -> list[np.ndarray]:
 
 
 def test_noise_is_that_of_the_plan(checked: CheckedRequest) -> None:
-    plan = with_bounds(checked, (("total", -40, 40),))
+    plan = with_bounds(checked, (("column_1", -40, 40),))
     for count, bound in ((4, None), (12, None), (12, 1)):
         other = with_privacy(plan, contributions=count, per_key_bound=bound)
         other = with_privacy(other, weights=usual(other))
@@ -120,8 +120,8 @@ def test_noise_is_that_of_the_plan(checked: CheckedRequest) -> None:
 
 
 def test_bounds_are_in_the_columns_units(checked: CheckedRequest) -> None:
-    assert bounds_of(checked, (("total", -40, 41),)) == {"total": (-20, 20.5)}
-    [_, total] = with_bounds(checked, (("total", -40, 40),)).aggregates
+    assert bounds_of(checked, (("column_1", -40, 41),)) == {"total": (-20, 20.5)}
+    [_, total] = with_bounds(checked, (("column_1", -40, 40),)).aggregates
     assert total.bounds == (-20, 20)
 
 
@@ -269,6 +269,34 @@ def test_the_same_question_is_answered_again_and_another_is_charged(project: Pat
         refused = choose(project, taken, "--json", *flags)  # before it is charged
         assert refused.exit_code == 2 and json.loads(refused.stderr)["field"] == "--as"
     assert entries(project) == 4
+
+
+def test_names_are_no_part_of_the_question(project: Path) -> None:
+    """Of the job, of its aggregates, and the order of its key's columns."""
+    text = project.read_text()
+    project.write_text(text.replace('key = ["key"]', 'key = ["key", "value"]'))
+    first = json.loads(done(choose(project, "new", "--json")).stdout)
+    assert first["charged"] and list(first["bounds"]) == ["total"]
+    for number, (old, new, job, label) in enumerate(
+        [("total", "amount", "hourly", "amount"), ("records =", "rows =", "hourly", "total"),
+         ("[job.hourly]", "[job.nightly]", "nightly", "total"),
+         ('["key"]', '["value", "key"]', "hourly", "total")]
+    ):  # fmt: skip
+        key = text if '"key"' in old else text.replace('key = ["key"]', 'key = ["key", "value"]')
+        project.write_text(key.replace(old, new))
+        words = ("choose", job, "--project", project, *ASK, "--as", f"new{number}", "--json")
+        again = json.loads(done(call(*words)).stdout)
+        assert not again["charged"] and again["run_id"] == first["run_id"]
+        assert list(again["bounds"]) == [label]
+        assert list(again["bounds"].values()) == list(first["bounds"].values())
+        names = [row["name"] for row in again["asked"]["histograms"]]
+        assert names[1:] == [label]
+        made = load_job(project, f"new{number}")  # its figures are checked against the receipt
+        assert made.plan.privacy.contributions == first["contributions"]
+    assert entries(project) == 1
+    project.write_text(key.replace('column = "value", grid = 0.5', 'column = "value", grid = 0.25'))
+    other = json.loads(done(choose(project, "new", "--json")).stdout)
+    assert other["charged"] and entries(project) == 2
 
 
 def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:

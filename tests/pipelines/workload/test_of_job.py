@@ -72,7 +72,7 @@ def test_the_domain_is_part_of_the_plan(tmp_path: Path) -> None:
     ("old", "new"),
     [('kind = "count"', 'kind = "units"'),
      ('kind = "count"', 'kind = "mean", column = "amount", bounds = [0, 9]'),
-     ('"sex", ', ""),
+     ('"sex", ', '"sx", '),
      ('"sex"', '{{ column = "sex", type = "bytes" }}'),
      ("window =", 'public_keys = "keys.csv"\nwindow ='),
      ('covers = "lifetime"', 'covers = "1d"'),

@@ -18,7 +18,7 @@ from dpstream.accounting.strategies.cells.auto import auto, largest
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.accounting.workloads.attributes import interval, of_size
-from dpstream.accounting.workloads.workload import Workload, marginals, over, workload_of
+from dpstream.accounting.workloads.workload import Workload, from_dict, marginals, over, workload_of
 from dpstream.pipelines.render.workload_plan import workload_text
 from dpstream.pipelines.workload import planning
 from dpstream.pipelines.workload.planning import figures, guarantee_of, planned, way_of
@@ -204,3 +204,18 @@ def test_options_that_do_not_fit(given: tuple[float, float, float, int]) -> None
 def test_no_budget(given: tuple[float, float, float]) -> None:
     with pytest.raises(UsageError):
         guarantee_of(*given, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("attributes", "size", "query", "rmse", "floor"),
+    [(20, 10, {"ways": 2, "kind": "range"}, 21.27, 21.00),
+     (40, 4, {"ways": 3, "kind": "prefix"}, 44.12, 15.33)],
+)  # fmt: skip
+def test_errors_and_floors_of_large_unions_are_those_of_the_guide(
+    attributes: int, size: int, query: dict[str, object], rmse: float, floor: float, tmp_path: Path
+) -> None:
+    domain = [{"name": f"a{n}", "size": size} for n in range(attributes)]
+    query_set = from_dict({"domain": domain, "queries": [query]})
+    plan = figures(planned(query_set, tmp_path), guarantee_of(None, None, 1.0, 1))
+    assert round(plan["rmse"], 2) == rmse and round(plan["floor"], 2) == floor

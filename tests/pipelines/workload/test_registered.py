@@ -59,7 +59,7 @@ def mechanism(kind: str, job: Job) -> tuple[Workload, Mechanism]:
 def answered(folder: Path, kind: str, out: str = "out", **options: Any) -> Answered:
     job = survey(folder, text=options.pop("text", JOB))
     query_set, chosen = mechanism(kind, job)
-    return answer_once(query_set, job, chosen, folder / out, partial=kind != "pure", **options)
+    return answer_once(query_set, job, chosen, folder / out, **options)
 
 
 def charges(folder: Path) -> list[Charge]:
@@ -153,10 +153,10 @@ def test_other_records_are_no_other_question(tmp_path: Path) -> None:
     job = survey(tmp_path)
     pq.write_table(table, tmp_path / "records.parquet")
     query_set, chosen = mechanism("tables", job)
-    again = answer_once(query_set, job, chosen, tmp_path / "second", partial=True)
+    again = answer_once(query_set, job, chosen, tmp_path / "second")
     assert not again.charged and again.receipt == first.receipt
     fresh = Asking(fresh=True)
-    other = answer_once(query_set, job, chosen, tmp_path / "third", partial=True, how=fresh)
+    other = answer_once(query_set, job, chosen, tmp_path / "third", how=fresh)
     assert other.charged and other.receipt.run_id != first.receipt.run_id
     one, two = (read_release(tmp_path / out).estimate for out in ("out", "third"))
     assert not np.array_equal(one.measured[0], two.measured[0])  # type: ignore[union-attr]
@@ -180,7 +180,7 @@ def test_no_more_than_c_records_of_a_unit(tmp_path: Path, monkeypatch: pytest.Mo
         table = table.set_column(0, "user", [np.zeros(table.num_rows, np.int64)])
         pq.write_table(table, folder / "records.parquet")
         query_set, chosen = mechanism("tables", job)
-        answer_once(query_set, job, chosen, folder / "out", partial=True)
+        answer_once(query_set, job, chosen, folder / "out")
         assert rows(folder)[-1]["value"] == limit
 
 
@@ -213,11 +213,11 @@ def test_what_cannot_be_written_is_not_charged(kind: str, tmp_path: Path) -> Non
         query_set = workload([{"factors": {"age": "range"}}])
         chosen = pure_mechanism(query_set, job, strategies(job))
     with pytest.raises(UsageError, match="all cells"):
-        answer_once(query_set, job, chosen, tmp_path / "out", partial=True, nonnegative=True)
+        answer_once(query_set, job, chosen, tmp_path / "out", nonnegative=True)
     absent = workload([{"ways": 1}], [*DOMAIN, {"name": "absent", "size": 2}])
     chosen = table_mechanism(absent, residual(absent)[0], job)
     with pytest.raises(UsageError, match="absent"):
-        answer_once(absent, job, chosen, tmp_path / "out", partial=True)
+        answer_once(absent, job, chosen, tmp_path / "out")
     assert not (tmp_path / "ledger.db").exists() or charges(tmp_path) == []
     answered(tmp_path, "pure" if kind == "tables" else "tables")
     with pytest.raises(UsageError, match="not of this answer"):

@@ -99,9 +99,9 @@ def test_receipts_of_later_programs(tmp_path: Path) -> None:
 
 def test_another_domain(tmp_path: Path) -> None:
     turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
-    for domain in (turned, [DOMAIN[1], DOMAIN[0]]):
-        with pytest.raises(UsageError, match="release's"):
-            check_domain(receipt(), workload(domain=domain))
+    with pytest.raises(UsageError, match="release's"):
+        check_domain(receipt(), workload(domain=turned))
+    check_domain(receipt(), workload(domain=DOMAIN[::-1]))  # the order says nothing
 
 
 @pytest.mark.parametrize("name", [FILE, RECEIPT])

@@ -48,8 +48,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def task_of(table: Made, folder: Path, shards: int = 3) -> Task:
     (folder / "draft").mkdir(exist_ok=True)
+    question = table.question()
     return Task(
-        table.table, str(table.folder), table.question(), packed(table.boxes), RUN,
+        table.table, str(table.folder), question.canonical, question, packed(table.boxes), RUN,
         str(folder / "draft"), shards, secret_file(folder),
     )  # fmt: skip
 
@@ -96,7 +97,7 @@ def test_neither_key_nor_record_is_in_the_pipeline(table: Made, tmp_path: Path) 
 
 def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     task = task_of(table, tmp_path)
-    space, question, boxes = table.table.space, table.question(), table.boxes
+    space, question, boxes = table.table.space, task.question, table.boxes
     needs = question.needs(space, boxes)
     sums: dict[int, list[pa.RecordBatch]] = {}
     for shard in range(task.shards):
@@ -127,7 +128,8 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     assert not (tmp_path / "draft" / ANSWER).exists()
     assert list(Release(task).process((0, measured))) == [ANSWER]
     with task.keys.ring() as ring:
-        mine = here(table, space, question, boxes, ring, RUN)
+        mine = here(table, space, task.presentation, boxes, ring, RUN)
+    assert mine.column_names[:3] == ["vendor", "hour", "hour_end"]
     assert (tmp_path / "draft" / ANSWER).read_bytes() == encoded(mine)
 
 
@@ -143,14 +145,15 @@ DIRECT = Runner("DirectRunner")
 
 def both(runner: Runner, table: Made, folder: Path, kind: str = "epsilon") -> tuple[bytes, bytes]:
     """The answer here, and on a runner."""
-    keys, question = secret_file(folder), table.question(kind)
+    keys, question = secret_file(folder), table.question(kind).canonical
     with keys.ring() as ring:
         bound = keys.of_run(RUN, ring.fingerprint)
         mine = here(table, table.table.space, question, table.boxes, ring, RUN)
     theirs = spread(
         runner, folder, table.folder, table.table, question, table.boxes, bound, RUN
     )  # fmt: skip
-    assert mine.num_rows == 16 and set(mine["count"].to_pylist()) != {0.0}
+    [count] = [figure.name for figure in question.aggregates if figure.what == "count"]
+    assert mine.num_rows == 16 and set(mine[count].to_pylist()) != {0.0}
     return encoded(mine), encoded(theirs)
 
 
