@@ -3,12 +3,14 @@ at once.  A file's name says its kind, and whether it is compressed, so that no 
 """
 
 import contextlib
+import errno
+import fnmatch
 import glob
 import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path, PurePath
 from typing import Literal
 
@@ -98,14 +100,90 @@ def refuse_far(folder: Path, base: Path, field: str) -> None:
         )
 
 
+def matching(pattern: str) -> list[str]:
+    """Return the paths that match a glob, as ``glob.glob(pattern, recursive=True)`` does.
+
+    That function takes a folder that cannot be listed for an empty one, so that files of a table
+    would be left out without a word.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    return [path for path in _matching(pattern) if path]
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    folder, name = os.path.split(pattern)
+    if not glob.has_magic(pattern):
+        if os.path.lexists(pattern) if name else os.path.isdir(folder):
+            yield pattern
+        return
+    places = [folder]
+    if glob.has_magic(folder):
+        places = [place for place in _matching(folder) if os.path.isdir(place or os.curdir)]
+    for place in places:
+        if name == "**":
+            names = ["", *_below(place)] if os.path.isdir(place or os.curdir) else []
+        elif glob.has_magic(name):
+            entries = (each for each in _entries(place) if name[0] == "." or each[0] != ".")
+            names = fnmatch.filter(entries, name)
+        else:  # of a path that ends with a slash, the folders alone
+            there = os.path.lexists if name else os.path.isdir
+            names = [name] if there(os.path.join(place, name)) else []
+        yield from (os.path.join(place, each) for each in names)
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder or os.curdir)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return []
+        raise
+
+
+def _below(folder: str) -> Iterator[str]:
+    """Yield what is below a folder and its folders; nothing that is hidden."""
+    for name in _entries(folder):
+        if name[0] != ".":
+            yield name
+            yield from (os.path.join(name, each) for each in _below(os.path.join(folder, name)))
+
+
+def matching_in(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths below a folder that match a glob.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    return [Path(path) for path in matching(os.path.join(glob.escape(str(folder)), pattern))]
+
+
+def walked(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what ``os.walk`` does, which takes a folder that cannot be listed for an empty one.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, NotADirectoryError):
+            raise error
+
+    yield from os.walk(folder, onerror=fail)
+
+
 def files_at(pattern: str) -> set[tuple[int, int]]:
     """Return device and inode of every file of a path, of a glob, or below a folder.
 
     Two names of one file (links, hard links, a folder and a file in it) have them in common.
+
+    Raises:
+        OSError: a folder cannot be listed.
     """
     files = set[tuple[int, int]]()
-    for path in glob.iglob(pattern, recursive=True):
-        for folder, _, names in os.walk(path):
+    for path in matching(pattern):
+        for folder, _, names in walked(path):
             files |= _identities(os.path.join(folder, name) for name in names)
         files |= _identities([path])
     return files

@@ -5,14 +5,17 @@ Error numbers are public; the texts that the system adds to them have paths, whi
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 
 
 class Cause(NamedTuple):
@@ -52,6 +55,11 @@ DEVICE = Cause(
     "check the disk (`dmesg`) and its quota, then run the same command again",
 )
 MEMORY = Cause("there is not enough memory", "free memory, then run the same command again")
+#: Of a library that does not report the system's error, where another try finds none.
+PASSING = Cause(
+    "a call of the system failed, and does not fail now",
+    "run the same command again; if it fails again, check the disk (`dmesg`)",
+)
 _IN_THE_WAY = Cause("a file is at its path, or above it", "choose another path", choice=True)
 _LINK = Cause("a link at its path leads to no folder", "correct or remove the link", choice=True)
 _CANNOT_WRITE = "cannot be written"
@@ -76,9 +84,18 @@ _CAUSES = {
     errno.EIO: DEVICE,
     errno.ENOMEM: MEMORY,
     errno.EFBIG: Cause("the file is too large", "raise the limit (`ulimit -f`)"),
-    errno.ENOLCK: Cause("the file system has no locks", "use a disk of this machine", choice=True),
+    errno.ENOLCK: Cause(
+        "the file system has no locks",
+        "mount it with locks (NFS: without the option nolock), or use a disk of this machine",
+        choice=True,
+    ),
     errno.ESTALE: Cause("it was replaced while it was opened", "run the same command again"),
 }
+
+#: What a path says that leads to no file.
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+#: Numbers of the errors that have a cause here.
+FORESEEN = tuple(_CAUSES)
 
 
 def is_foreseen(error: BaseException) -> bool:
@@ -231,10 +248,75 @@ def require_folder(field: str, folder: Path) -> None:
         raise RunError(field, f"{_CANNOT_WRITE}: {cause.reason}", cause.fix)
 
 
-def cause_at(path: Path) -> Cause | None:
-    """Return why a file cannot be written, from its disk and its rights.
+def read_failure(files: Iterable[Path | int]) -> OSError | None:
+    """Read files to their end by plain reads; return the error of the first that cannot be read.
 
-    The file itself is not opened: closing it would release the locks that this process holds on it.
+    Args:
+        files: paths, or open files; what is absent or no regular file is left out.
+    """
+    for file in files:
+        try:
+            if not stat.S_ISREG(os.stat(file).st_mode):
+                continue
+            with open(file, "rb", buffering=0, closefd=isinstance(file, Path)) as data:
+                data.seek(0)
+                while data.read(1 << 20):
+                    pass
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return error
+    return None
+
+
+def verdict(damaged: DpstreamError, error: BaseException | None, *files: Path) -> DpstreamError:
+    """Return the error for files whose bytes make no sense to whoever reads them.
+
+    A library reports a failed read as bytes that it does not understand.  Advice for damage
+    (restore a backup) costs work and data, so nothing is called damaged that cannot be read.
+
+    Args:
+        damaged: the error for files that can be read and differ from what was written.
+        error: what the reader reported.
+    """
+    failure = error if isinstance(error, OSError) and error.errno else read_failure(files)
+    if failure is None and not (error is not None and out_of_memory(error)):
+        return damaged
+    return file_error(damaged.field, "cannot be read", failure or MemoryError())
+
+
+def failed_read(field: str, files: Iterable[Path]) -> RunError:
+    """Return the error for files that a library could not read, which does not report the number.
+
+    Args:
+        field: the public name of what reads the files.
+    """
+    failure = read_failure(files)
+    cause = PASSING if failure is None else cause_of(failure)
+    return RunError(field, f"a file cannot be read: {cause.reason}", cause.fix)
+
+
+#: Of a folder in which no file can be made, which says nothing of its locks.
+_NO_FILE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+
+
+def lock_failure(folder: Path) -> OSError | None:
+    """Return the error of a lock in a folder; ``None``: locks work, or no file can be made."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _NO_FILE else error
+    return None
+
+
+def cause_at(path: Path, files: Iterable[Path | int] = ()) -> Cause | None:
+    """Return why a file cannot be used, from its disk and its rights, and a try to read and write.
+
+    Args:
+        path: the file, which is not opened: closing it would release the locks that this process
+            holds on it.
+        files: what is read to its end.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
@@ -248,4 +330,23 @@ def cause_at(path: Path) -> Cause | None:
         return _CAUSES[errno.EISDIR]
     if not all(os.access(p, os.W_OK) for p in (path, path.parent) if p.exists()):
         return RIGHTS
+    failure = read_failure(files) or _write_failure(path.parent) or lock_failure(path.parent)
+    if failure is not None:
+        return cause_of(failure)
     return FULL if disk.f_bavail == 0 else None
+
+
+def _write_failure(folder: Path) -> OSError | None:
+    """Return the error of a page that is written in a folder, in a file that nobody sees."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * 4096)
+            os.fsync(file.fileno())
+        folder_entries = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(folder_entries)
+        finally:
+            os.close(folder_entries)
+    except OSError as error:
+        return error
+    return None

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dpstream.accounting.limits import SINK_THREADS
+from dpstream.accounting.places import walked
 from dpstream.state.locks import free, is_old
 
 _SUFFIX = ".dpstream-draft"
@@ -147,7 +148,7 @@ def sync_tree(folder: Path, mode: int = PUBLIC) -> None:
         os.chmod(path, mode & ~mask)
         sync(path)
 
-    tree = [(Path(at), names) for at, _, names in os.walk(folder)]
+    tree = [(Path(at), names) for at, _, names in walked(folder)]
     with ThreadPoolExecutor(SINK_THREADS) as pool:  # they wait for the disk together
         list(pool.map(settle, [at / name for at, names in tree for name in names]))
     for at, _ in tree:

@@ -12,6 +12,7 @@ worker that still runs cannot write into it meanwhile.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -26,6 +27,8 @@ from dpstream.state.disk_errors import file_errors
 _FOLDER, _MAKING, _LOCK = ".dpstream-work-", "making", "lock"
 #: Before the name of a folder that is being removed.
 _GONE = f"{_FOLDER}gone-"
+#: What a file system says that has no locks.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 #: Where there are no locks, or none yet, a folder is nobody's after a day.
 _DAY = 86_400.0
 
@@ -37,7 +40,7 @@ def held(path: Path) -> Iterator[bool]:
     The lock must be another file than the protected one, if that is replaced by renaming.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be made, or its lock cannot be taken.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -49,10 +52,16 @@ def held(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def held_on(descriptor: int) -> Iterator[bool]:
-    """Do ``held`` for a file that is open and never replaced."""
+    """Do ``held`` for a file that is open and never replaced.
+
+    Raises:
+        OSError: a lock cannot be taken where there are locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
         yield False
         return
     try:
@@ -80,7 +89,9 @@ def free(path: Path, how: int = os.O_RDWR) -> Iterator[bool | None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             acquired = False
-        except OSError:
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
             acquired = None
         yield acquired
     finally:

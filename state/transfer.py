@@ -445,7 +445,11 @@ def _resharded(identity: RunIdentity, plan: Plan, shards: int) -> RunIdentity:
     """Return the identity with another number of shards."""
     refuse_other_plan(identity, plan)
     if identity.shards == shards:
-        raise UsageError("shards", "is the store's number already", "choose another number")
+        raise UsageError(
+            "shards",
+            "is the store's number already",
+            "`dpstream state info JOB` shows it; there is nothing to do, or choose another number",
+        )
     return msgspec.structs.replace(identity, shards=shards)
 
 

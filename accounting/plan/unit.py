@@ -265,8 +265,9 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
 def _account_per(unit: UnitIdentity) -> str:
     """What is typed to make an account whose unit has a period."""
     start = "" if not unit.phase else f" --start {second_text(unit.phase)}"
+    kind = "" if unit.type == "string" else f" --type {unit.type}"
     return (
-        f"`dpstream account create NEW.db --data-set NAME --unit {unit.name} --type {unit.type} "
+        f"`dpstream account create NEW.db --data-set NAME --unit {unit.name}{kind} "
         f'--covers "{duration(unit.period or 0)}" --time {unit.event_time}{start} '
         "--epsilon E --delta D`"
     )

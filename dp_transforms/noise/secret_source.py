@@ -30,6 +30,7 @@ from dpstream.accounting.extras import require
 from dpstream.accounting.places import below
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.state.connecting import CONNECT_SECONDS, EMULATORS, connecting, reach
+from dpstream.state.disk_errors import unreadable
 from dpstream.state.repository import refuse_tracked
 
 if TYPE_CHECKING:
@@ -141,16 +142,14 @@ def _of_file(path: str) -> bytearray:
                 )
             else:
                 del text[file.readinto(text) or 0 :]
-    except PermissionError:
-        problem = UsageError(
-            FIELD, "the secret file may not be read", "check its owner and its folder"
-        )
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         problem = UsageError(
             FIELD,
             f"there is no file {path}",
             "restore it, or create one for a new run with `dpstream secret new FILE`",
         )
+    except OSError as error:
+        problem = unreadable(FIELD, error)
     if problem is not None:
         raise problem
     return text

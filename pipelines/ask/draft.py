@@ -17,7 +17,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import Header, header_of
-from dpstream.state.disk_errors import file_errors
+from dpstream.state.disk_errors import ABSENT, file_errors
 from dpstream.state.durable import PUBLIC, drafted, make_folder
 
 MANIFEST, RUN = "manifest.json", "run.json"
@@ -126,7 +126,7 @@ def existing_manifest(out: Path) -> Manifest | None:
     """
     if not out.exists() and not out.is_symlink():
         return None
-    with contextlib.suppress(OSError):
+    with file_errors("OUT", "cannot be read"), contextlib.suppress(*ABSENT):
         return decoded((out / MANIFEST).read_bytes())
     raise UsageError("OUT", "exists and is no output of this command", "name a new folder")
 

@@ -22,7 +22,8 @@ import msgspec
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
-from dpstream.state.disk_errors import file_errors, require_folder
+from dpstream.accounting.places import walked
+from dpstream.state.disk_errors import ABSENT, file_error, file_errors, require_folder
 from dpstream.state.durable import PRIVATE, make_folder, publish_folder, sync, sync_tree
 from dpstream.state.ledger.open import file_of
 from dpstream.state.locks import private_folder, sweep
@@ -78,7 +79,7 @@ class Archive:
         """
         wanted = set(names)
         with file_errors(self._field, _CANNOT):
-            every = sorted(Path(at, name) for at, _, names in os.walk(draft) for name in names)
+            every = sorted(Path(at, name) for at, _, names in walked(draft) for name in names)
             paths = {path.relative_to(draft).as_posix(): path for path in every}
             for name in paths.keys() - wanted:
                 paths.pop(name).unlink()  # of a worker that was cut off
@@ -118,7 +119,9 @@ class Archive:
         """
         place = self._of(receipt)
         for name in names:
-            if not is_written(place / name, files[name]):
+            with file_errors(self._field, "has an answer that cannot be read"):
+                intact = is_written(place / name, files[name])
+            if not intact:
                 raise PolicyError(
                     self._field,
                     "has lost the files of this answer, or they are damaged",
@@ -153,9 +156,12 @@ class Output:
         """
         if not self._out.exists() and not self._out.is_symlink():
             return None
-        with contextlib.suppress(OSError):
+        try:
             return (self._out / self._manifest).read_bytes()
-        raise self._foreign_output()
+        except ABSENT:
+            raise self._foreign_output() from None
+        except OSError as error:
+            raise file_error(self._field, "cannot be read", error) from None
 
     def check(self, run_id: str | None) -> None:
         """Refuse an existing output, unless it belongs to the answer of this run.
@@ -197,7 +203,10 @@ class Output:
         current = self.existing_manifest()
         if current not in (None, manifest):
             raise self._foreign_output()
-        damaged = [name for name, data in files.items() if not is_written(self._out / name, data)]
+        with file_errors(self._field, "cannot be read"):
+            damaged = [
+                name for name, data in files.items() if not is_written(self._out / name, data)
+            ]
         if current is not None and not damaged:
             sweep(self._out.parent)  # whoever made it may have been killed before it tidied up
             return []
@@ -251,8 +260,12 @@ def written(path: Path) -> Written:
 
 
 def is_written(path: Path, wanted: Written | None) -> bool:
-    """Return whether a file has the size and digest that were written."""
+    """Return whether a file has the size and digest that were written.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         return written(path) == wanted
-    except OSError:
+    except ABSENT:
         return False

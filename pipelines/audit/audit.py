@@ -50,6 +50,7 @@ from dpstream.pipelines.audit.values import (
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.layout import labelled, page
+from dpstream.state.disk_errors import file_error
 
 _LEAST, _MOST = 200, 10_000_000
 #: Share of the doubt that the first family gets.
@@ -399,5 +400,7 @@ def draw(result: AuditResult, out: Path) -> None:
     """
     try:
         picture(result).savefig(out, dpi=150)
-    except (OSError, ValueError):
-        raise RunError("--picture", "cannot be written", "check folder and ending") from None
+    except ValueError:
+        raise RunError("--picture", "cannot be written", "check its ending") from None
+    except OSError as error:
+        raise file_error("--picture", "cannot be written", error) from None

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from dpstream.accounting.errors import RunError
+from dpstream.accounting.places import matching_in
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.repository import refuse_tracked
 
@@ -24,7 +25,8 @@ def check_dead_letters(folder: Path, field: str = "dead_letter") -> None:
     refuse_tracked(field, folder, "it holds records that were refused")
     with file_errors(field, "cannot be read"):
         damaged = sum(
-            path.stem != f"part-{_digest_of(path)}" for path in folder.glob("part-*.parquet")
+            path.stem != f"part-{_digest_of(path)}"
+            for path in matching_in(folder, "part-*.parquet")
         )
     if damaged:
         raise RunError(

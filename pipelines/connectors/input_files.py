@@ -53,12 +53,13 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.figures import second_text
+from dpstream.accounting.places import matching
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.ledger.events import now_micros
 from dpstream.state.store import CHANGED, READING, Store
 
@@ -95,7 +96,8 @@ def manifest(job: Job, left_out: Callable[[str], bool] | None = None) -> tuple[S
     pattern = job.source.path
     root = _fixed_folder(pattern)
     folders = "**" in Path(pattern).parts
-    names = {path: _name(path, root) for path in glob.glob(pattern, recursive=True)}
+    with file_errors("table.path", "has a folder that cannot be listed"):
+        names = {path: _name(path, root) for path in matching(pattern)}
     looked_at = (p for p, name in names.items() if left_out is None or not left_out(name))
     statuses = {path: _status(path, folders) for path in looked_at}
     paths = {path: status for path, status in statuses.items() if status is not None}
@@ -185,8 +187,8 @@ def fingerprint_of(file: SourceFile) -> tuple[str, int, str]:
         with open(file.path, "rb") as stream:
             digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
             return file.name, stream.tell(), digest.hexdigest()
-    except OSError:
-        raise unreadable(file.partition) from None
+    except OSError as error:
+        raise unreadable(file.partition, error) from None
 
 
 def identity_part(name: str, size: int, digest: str) -> bytes:

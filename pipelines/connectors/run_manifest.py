@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
+from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.flow import SealFactory
@@ -95,30 +96,57 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
     """
     sink.prepare(replaying and not run.open().anew)
     refuse_foreign(manifest_of(run, sink.kind), sink)
-    store, latest, caught_up = run.open(), dict[int, PublishedRelease](), True
+    store = run.open()
     # In this order: what another worker publishes meanwhile is committed before.
     published = list(sink.published())
-    timeline, first = run.plan.timeline, store.retained_windows.first
-    done = reached(store, timeline)
-    for one in published:
-        if one.window < first:  # dropped from the store, or abandoned: the sink alone has it
-            continue
-        if one.trigger <= done.trigger(timeline, one.window):
-            latest[one.window] = one  # the listing is in order
-            continue
-        caught_up = False
-        if not replaying:
-            raise PolicyError(
-                "store",
-                "is older than its sink: releases are published that it has not committed",
-                "bring back the newest store, or restore this one with `dpstream state restore`",
-            )
+    committed, further = _compared(store, run.plan.timeline, published)
+    caught_up, latest = not further, {one.window: one for one in committed}  # in order
+    if not caught_up and not replaying:
+        raise _older_store()
     if latest and isinstance(sink, ReadableSink):
         newest = sorted(latest)[-COMPARED_WINDOWS:]
         _refuse_forked(run, store, sink, {window: latest[window] for window in newest})
     if replaying:  # the sink compares these with what is committed again
+        first = store.retained_windows.first
         caught_up = caught_up and not any(window >= first for window, _ in sink.unsealed())
     return caught_up
+
+
+def refuse_older_store(store: Store, plan: Plan, sink: Sink) -> None:
+    """Refuse a store that lacks releases of its run which the sink has.
+
+    SQLite reads a log that lost a bit up to there, as if a loss of power had torn the rest.
+
+    Raises:
+        PolicyError: it lacks one; or the sink holds something that is no release.
+    """
+    run_id = stamped_run_id(plan, store.identity)
+    manifests = sink.manifests()
+    if store.restoring or not any(each is not None and each.run_id == run_id for each in manifests):
+        return
+    if _compared(store, plan.timeline, list(sink.published()))[1]:
+        raise _older_store()
+
+
+def _compared(
+    store: Store, timeline: Timeline, published: Sequence[PublishedRelease]
+) -> tuple[list[PublishedRelease], list[PublishedRelease]]:
+    """Return the published releases that a store has committed, and those that it has not; those
+    that it has dropped or abandoned are left out.
+    """
+    first, done = store.retained_windows.first, reached(store, timeline)
+    retained = [one for one in published if one.window >= first]
+    committed = [one for one in retained if one.trigger <= done.trigger(timeline, one.window)]
+    further = [one for one in retained if one.trigger > done.trigger(timeline, one.window)]
+    return committed, further
+
+
+def _older_store() -> PolicyError:
+    return PolicyError(
+        "store",
+        "is older than its sink: releases are published that it has not committed",
+        "bring back the newest store, or restore this one with `dpstream state restore`",
+    )
 
 
 def write_manifest(run: Run, sink: Sink) -> None:

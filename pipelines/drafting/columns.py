@@ -3,7 +3,6 @@
 JSON Lines have no schema, and the names in a line are of that row: none are known here.
 """
 
-import glob
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import FileKind, check_path, file_kind
+from dpstream.accounting.places import FileKind, check_path, file_kind, matching
 from dpstream.pipelines.formats.compression import (
     BrokenFileError,
     plain_by_name,
@@ -99,7 +98,8 @@ def _first(given: str) -> Path:
         return Path(given)
     if Path(given).is_dir():
         raise UsageError(FIELD, "is a folder", f"name its files: '{Path(given) / '*.parquet'}'")
-    paths = [p for p in sorted(glob.glob(given, recursive=True)) if Path(p).is_file()]
+    with file_errors(FIELD, "has a folder that cannot be listed"):
+        paths = [p for p in sorted(matching(given)) if Path(p).is_file()]
     if not paths:
         raise UsageError(
             FIELD, f"matches no file below {Path.cwd()}", "correct the path; quote a pattern"

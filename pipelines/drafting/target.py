@@ -53,6 +53,7 @@ from dpstream.state.ledger.open import (
     history_of,
     open_path,
     place_below,
+    project_option,
     read_ledger,
 )
 from dpstream.state.repository import repository_of
@@ -107,7 +108,8 @@ def check_job(path: Path, project: Project | None, job: str) -> None:
         raise UsageError(
             "--job",
             f"[job.{job}] is in {path.name} already, and is not written over",
-            f"add --job {_free(path, project, job)}, or edit the section",
+            f"`dpstream plan {job}{project_option(path)}` shows it; for another one add "
+            f"--job {_free(path, project, job)}, or edit the section",
         )
     for name in _files(job):
         if (path.parent / name).exists():

@@ -30,9 +30,11 @@ import pyarrow.json as pajson
 import pyarrow.parquet as pq
 from pyarrow import csv as pacsv
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
+from dpstream.accounting.places import matching_in
 from dpstream.pipelines.formats.lines import split
+from dpstream.state.disk_errors import file_errors, verdict
 from dpstream.state.durable import sweep
 
 #: What a formula begins with; full-width forms count in some locales.
@@ -287,8 +289,8 @@ def read_releases(
         try:
             table = read(list(files), schema).replace_schema_metadata(None)
             tables.append(unguarded(table) if guard and kind == "csv" else table)
-        except (pa.ArrowException, OSError, ValueError):
-            raise _unreadable(f"a {kind} file") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(f"a {kind} file", error) from None
     if not tables:
         return pa.table({}) if schema is None else schema.empty_table()
     return pa.concat_tables(tables, promote_options="permissive")
@@ -312,13 +314,18 @@ def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa
             read = _read_csv if file.suffix == ".csv" else _read_jsonl
             table = read([file], schema)
             yield unguarded(table) if guard and file.suffix == ".csv" else table
-    except (pa.ArrowException, OSError, ValueError, KeyError):
-        raise _unreadable(f"{file.parent.name}/{file.name}") from None
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise _unreadable(f"{file.parent.name}/{file.name}", error, file) from None
 
 
 def release_files(path: str | Path) -> Iterator[Path]:
-    """Yield the files of releases below a sink's folder, ordered by (window, trigger)."""
-    paths = (p for kind in KINDS for p in Path(path).glob(f"window-*/trigger-*.{kind}"))
+    """Yield the files of releases below a sink's folder, ordered by (window, trigger).
+
+    Raises:
+        RunError: a folder cannot be listed.
+    """
+    with file_errors("sink.path", "cannot be listed"):
+        paths = [p for kind in KINDS for p in matching_in(Path(path), f"window-*/trigger-*.{kind}")]
     yield from sorted(paths, key=lambda p: (*name_of(p), p.suffix))
 
 
@@ -332,12 +339,13 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def _unreadable(name: str) -> UsageError:
-    return UsageError(
+def _unreadable(name: str, error: Exception, *files: Path) -> DpstreamError:
+    damaged = UsageError(
         f"release {name}",
-        "cannot be read",
+        "is damaged",
         "restore the file, or remove it and run the job again on the same state",
     )
+    return verdict(damaged, error, *files)
 
 
 def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
@@ -348,8 +356,8 @@ def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:
                 file, partitioning=None, schema=schema, page_checksum_verification=True
             )
             tables.append(table)
-        except (pa.ArrowException, OSError):
-            raise _unreadable(f"{file.parent.name}/{file.name}") from None
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(f"{file.parent.name}/{file.name}", error, file) from None
     return pa.concat_tables(tables, promote_options="permissive")
 
 

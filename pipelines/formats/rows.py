@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import RunError
+from dpstream.state.disk_errors import file_error
 
 
 class Reason(StrEnum):
@@ -115,12 +116,8 @@ def _text_or_none(value: bytes | None) -> str | None:
         return None
 
 
-def unreadable(partition: int) -> RunError:
-    """Raise the error for a file of the manifest that cannot be read: the run fails, nothing is
+def unreadable(partition: int, error: OSError) -> RunError:
+    """Return the error for a file of the manifest that cannot be read: the run fails, nothing is
     lost.
     """
-    return RunError(
-        "table.path",
-        f"file {partition} of the manifest cannot be read",
-        "check that it exists, its permissions and its disk, and run again",
-    )
+    return file_error("table.path", f"file {partition} of the manifest cannot be read", error)

@@ -74,8 +74,8 @@ def _content(partition: int, path: str) -> bytes:
     try:
         with open(path, "rb", buffering=0) as raw:
             return raw.read()
-    except OSError:
-        raise unreadable(partition) from None
+    except OSError as error:
+        raise unreadable(partition, error) from None
 
 
 def _lines(texts: list[bytes]) -> tuple[pa.BinaryArray, Int64, Int64]:

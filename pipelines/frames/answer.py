@@ -50,8 +50,8 @@ _INSECURE = "NOT PRIVATE: drawn with a fixed test secret, which whoever knows it
 class PrivateTable:
     """A differentially private answer.
 
-    All of it may be published, once, except ``charged``: that an answer was given before shows,
-    without noise, that no row has changed since.
+    All of it may be published, once.  ``charged`` says whether the question was asked before, on
+    whatever rows, and nothing of the rows.
 
     pandas, Polars and Arrow convert it as any object with an Arrow stream:
     ``answer.to_pandas()``, ``polars.DataFrame(answer)``, ``pyarrow.table(answer)``.

@@ -13,10 +13,11 @@ import msgspec
 from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.places import matching_in
 from dpstream.accounting.plan.unit import span_of, together
 from dpstream.pipelines.jobs.committed import HasAccount, store_identity, unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.state.disk_errors import require_folder
+from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
 from dpstream.state.ledger.open import file_of, read_history
@@ -181,7 +182,8 @@ def lost_store(field: str, another: str) -> PolicyError:
 def folder_used(folder: Path) -> bool:
     """Return whether a run has ever published files in a folder, or begun to."""
     names = ("run.json", "run-epoch-*.json", "window-*/trigger-*.*")
-    return any(any(folder.glob(name)) for name in names)
+    with file_errors("sink.path", "cannot be listed"):
+        return any(matching_in(folder, name) for name in names)
 
 
 def check_charge(

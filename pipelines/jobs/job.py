@@ -43,6 +43,7 @@ from dpstream.pipelines.project.text import (
     instant_micros,
 )
 from dpstream.state import open as stores
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.ledger.open import AccountPlace
 from dpstream.state.private_log import keep_beside
 
@@ -278,8 +279,10 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
         public[f"table.{table.name}.path"] = str(folder / table.path)
     if public and source.path and "://" not in source.path:
         path = glob.escape(source.path) if source.kind == "folder" else source.path
-        files = {field: files_at(pattern) for field, pattern in public.items()}
-        refuse_both({"table.path": files_at(path)}, files)
+        with file_errors("table.path", "has a folder that cannot be listed"):
+            files = {field: files_at(pattern) for field, pattern in public.items()}
+            own = files_at(path)
+        refuse_both({"table.path": own}, files)
 
 
 def source_path(folder: Path, source: SourceConfig) -> str:

@@ -31,6 +31,7 @@ from dpstream.accounting.workloads.attributes import Attribute, framed, normal
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns
 from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain
+from dpstream.state.disk_errors import unreadable
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
@@ -107,9 +108,11 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
                 )
             where = [header.index(f.column) for f in fields]
             rows = {_typed(row, where, fields, len(header), reader.line_num) for row in reader}
-    except (OSError, UnicodeDecodeError, csv.Error, BrokenFileError):
+    except OSError as error:
+        raise unreadable("public_keys", error) from None
+    except (UnicodeDecodeError, csv.Error, BrokenFileError):
         raise UsageError(
-            "public_keys", "cannot be read as a CSV file in UTF-8", "check path and content"
+            "public_keys", "cannot be read as a CSV file in UTF-8", "correct its content"
         ) from None
     if not rows:
         raise UsageError("public_keys", "lists no key", "add the keys to publish")

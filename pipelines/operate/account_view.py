@@ -21,6 +21,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.project import Project, account_of, find, is_name, load_project
 from dpstream.pipelines.project.sections import DataSetSection
 from dpstream.pipelines.project.text import text_of
+from dpstream.state.disk_errors import ABSENT, unreadable
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, Event, Limit
 from dpstream.state.ledger.history import History
@@ -107,10 +108,12 @@ def named_by(given: str) -> AccountPlace | str:
     file = Path(given)
     try:
         data = file.read_bytes()
-    except OSError:
+    except ABSENT:
         raise UsageError(
             "FILE", "cannot be read", "name a data set of the project file, or an account's file"
         ) from None
+    except OSError as error:
+        raise unreadable("FILE", error) from None
     if data.startswith(b"SQLite format 3\0"):
         return given
     if not data:

@@ -30,6 +30,7 @@ from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
     check_sink,
     publish_committed,
+    refuse_older_store,
     resealed,
     write_manifest,
 )
@@ -52,12 +53,15 @@ def open_job_store(job: Job) -> Store:
 
     Raises:
         UsageError: there is no store.
-        PolicyError: it belongs to another plan.
+        PolicyError: it belongs to another plan, or is older than the job's folder of releases.
     """
     url = job.state.store or ""
     if stores.backend(url).identity() is None:
         raise UsageError("store", "holds no run yet", "run the job, or correct store")
-    return stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
+    store = stores.open_store(url, job.plan, stores.identity_of(url, job.plan).run_id)
+    if job.sink.folder is not None:
+        refuse_older_store(store, job.plan, sink_of(job))
+    return store
 
 
 @contextlib.contextmanager
@@ -273,12 +277,14 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
                 progress(number + 1, len(names))
 
 
+@_closing_stores()
 def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
     """Write all of the job's store to a file, also while the job runs; return the run id.
 
-    Raises: see `state.transfer.backup`.
+    Raises: see `state.transfer.backup`, and `open_job_store`.
     """
     _keep_out_of_sink(job, out)
+    open_job_store(job)
     return transfer.backup(job.state.store or "", job.plan, out, progress).run_id
 
 

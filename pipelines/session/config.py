@@ -86,7 +86,7 @@ from dpstream.pipelines.project.project import (
 )
 from dpstream.pipelines.project.sections import DimensionSection, TableSection
 from dpstream.pipelines.project.text import duration_micros, instant_micros
-from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace
+from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace, project_option
 from dpstream.state.private_log import keep_beside
 
 #: Fields of a table that sessions use.
@@ -131,6 +131,11 @@ class Config:
     secret: SecretSource
     rules: Rules
     base: Path
+
+    @property
+    def named(self) -> str:
+        """Return how commands name the table."""
+        return self.name + project_option(self.base / PROJECT_FILE)
 
     @property
     def snapshot(self) -> Path:

@@ -99,7 +99,8 @@ def check(part: Header | Question) -> None:
         UsageError: a part has another type than declared, or is not valid text.
     """
     try:
-        msgspec.json.decode(msgspec.json.encode(part), type=type(part))
+        kind = type(part)
+        msgspec.json.decode(msgspec.json.encode(part), type=kind)
     except (TypeError, ValueError, NotImplementedError, msgspec.MsgspecError):
         raise UsageError(
             "question",

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
@@ -26,7 +26,16 @@ from dpstream.pipelines.sql.stage import MAX_SHARDS, Sums
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
-from dpstream.pipelines.tables.files import FILES, Piece, divisible, errors_of, files_of, rows_of
+from dpstream.pipelines.tables.files import (
+    FILES,
+    Piece,
+    divisible,
+    errors_of,
+    files_of,
+    is_not,
+    rows_of,
+)
+from dpstream.state.disk_errors import verdict
 from dpstream.state.locks import private_folder
 
 #: Rows of a piece of a file, and of a shard: a worker holds them as they were read, too.
@@ -173,10 +182,8 @@ def _check(table: Table) -> None:
     for path in files_of(table):
         try:
             schemas.append(pq.read_schema(path).remove_metadata())
-        except (OSError, pa.ArrowException):
-            raise RunError(
-                f"table {table.name}", "has a file that is not Parquet", "correct it"
-            ) from None
+        except (OSError, pa.ArrowException) as error:
+            raise verdict(is_not(table, "Parquet"), error, Path(path)) from None
     if any(not schema.equals(schemas[0]) for schema in schemas):
         raise UsageError(
             f"table {table.name}", "has files of different columns", "ask without --runner"

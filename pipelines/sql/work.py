@@ -35,6 +35,7 @@ from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.statement import PrivateSelect
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
+from dpstream.state.disk_errors import verdict
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.numbers import numbers, valid_of, values_of
 
@@ -303,12 +304,13 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
     try:
         with pa.memory_map(str(path)) as file:
             return [pa.ipc.open_stream(file).read_all() for _ in range(tables)]
-    except (OSError, pa.ArrowInvalid):
-        failure = RunError(
+    except (OSError, pa.ArrowInvalid) as error:
+        absent = RunError(
             "runner",
             "has not handed over a part of the answer",
             "give workers and this process one folder: the account's",
         )
+        failure = absent if isinstance(error, FileNotFoundError) else verdict(absent, error, path)
     raise failure
 
 

@@ -21,7 +21,6 @@ whatever type the rest of its batch arrived in, and text is NFC.  What does not 
 1,024 bytes, NaN and infinities are NULL.
 """
 
-import glob
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +36,7 @@ from sqlglot import exp
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.fields import Field
+from dpstream.accounting.places import matching
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
@@ -52,6 +52,7 @@ from dpstream.pipelines.tables.catalog import Table
 from dpstream.pipelines.tables.columns import ROW, TYPES, UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.closing import Closing
+from dpstream.state.disk_errors import file_errors
 
 _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}
 _CAST = {"DATE": "date", "NUMERIC": "decimal"}
@@ -227,7 +228,8 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
 def _own_columns(where: str, source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
     """Names and types of a Parquet source's columns, from the first file's footer."""
     types = file_columns(where, source.kind, source.path, None)
-    schema = pq.read_schema(sorted(glob.glob(source.path, recursive=True))[0])
+    with file_errors(where, "cannot be read"):
+        schema = pq.read_schema(sorted(matching(source.path))[0])
     return {name.lower(): name for name in schema.names if name.lower() in types}, types
 
 

@@ -69,6 +69,7 @@ from dpstream.pipelines.stream.begin import begin, leave
 from dpstream.pipelines.stream.passes import Due, due
 from dpstream.pipelines.stream.summary import Summary, summarised
 from dpstream.state import open as stores
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import sync_folders
 from dpstream.state.ledger.history import Accept
 from dpstream.state.retention import expire
@@ -117,10 +118,8 @@ def _moved(store: Path, folder: Path, dead: Path, name: str) -> dict[str, Path]:
         moved = _renamed(store, name) if store.exists() else None
         parts = {"store": moved, "releases": releases, "dead letters": letters}
         return {part: path for part, path in parts.items() if path is not None}
-    except OSError:
-        raise RunError(
-            "--fresh", "the old store or releases cannot be moved", "check the folder's rights"
-        ) from None
+    except OSError as error:
+        raise file_error("--fresh", "the old store or releases cannot be moved", error) from None
 
 
 def _renamed(path: Path, name: str) -> Path:
@@ -227,13 +226,12 @@ def _continues(job: Job, through: str | None) -> bool:
         with secret_source(job).ring() as ring:
             stores.refuse_other_secret(identity, ring.fingerprint)
         begun = passes.begun_of(job)
-    except PolicyError:  # another secret, or files that changed while they were read
-        return False
-    if begun.reads_whole if through is not None else begun.passes is not None:
-        return False
-    store = stores.open_store(job.state.store or "", job.plan, identity.run_id)
-    try:
+        if begun.reads_whole if through is not None else begun.passes is not None:
+            return False
+        store = stores.open_store(job.state.store or "", job.plan, identity.run_id)
         return begun.ended or passes.same_input(job, store)
+    except PolicyError:  # another secret, files that changed while they were read, or damage
+        return False
     finally:
         stores.close_all()
 

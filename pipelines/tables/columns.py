@@ -4,7 +4,6 @@ Parquet says its types.  CSV, JSON Lines and databases have them declared in the
 that is guessed from rows would tell something about them, and could change with one row.
 """
 
-import glob
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import check_path, file_kind
+from dpstream.accounting.places import check_path, file_kind, matching
+from dpstream.state.disk_errors import file_errors, verdict
 
 #: Types of columns, as statements name them, with DuckDB's names of them.
 TYPES = {
@@ -142,13 +142,15 @@ def _parquet(where: str, place: str) -> dict[str, str]:
     import pyarrow.parquet as pq
     from pyarrow import ArrowInvalid
 
-    files = sorted(glob.glob(place, recursive=True))
+    with file_errors(f"{where}.path", "has a folder that cannot be listed"):
+        files = sorted(matching(place))
     if not files:
         raise UsageError(f"{where}.path", "matches no file", "correct it")
     try:
         schema = pq.read_schema(files[0])
-    except (OSError, ArrowInvalid):
-        raise UsageError(f"{where}.path", "is not Parquet", "correct it") from None
+    except (OSError, ArrowInvalid) as error:
+        other = UsageError(f"{where}.path", "is not Parquet", "correct it")
+        raise verdict(other, error, Path(files[0])) from None
     types = {name: sql_type(schema.field(name).type) for name in usable_names(schema.names)}
     return {name: kind for name, kind in types.items() if kind is not None}
 

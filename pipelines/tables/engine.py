@@ -10,6 +10,7 @@ does not fit its type is NULL.  DuckDB's own error texts quote values and never 
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -25,6 +26,7 @@ from dpstream.pipelines.tables.files import (
     allow_paths,
     casts,
     check_columns,
+    cut_off,
     files_of,
     parquet_view,
     quoted,
@@ -32,9 +34,9 @@ from dpstream.pipelines.tables.files import (
     table_parts,
     text_parts,
     typed,
-    unreadable,
 )
 from dpstream.state.closing import Closing
+from dpstream.state.disk_errors import failed_read
 
 _CUT_OFF = {Reason.UNREADABLE_FILE.value, Reason.UNREADABLE_REST.value}
 
@@ -72,7 +74,7 @@ class TextRows:
                 if isinstance(part, Rows):
                     yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
                 elif _CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
-                    raise unreadable(self._table)
+                    raise cut_off(self._table)
 
 
 def as_bytes(reader: pa.RecordBatchReader) -> tuple[pa.RecordBatchReader, set[str]]:
@@ -148,7 +150,7 @@ class Engine(Closing):
     ) -> None:
         self._piece, self._given = piece, rows
         self._other: duckdb.DuckDBPyConnection | None = None
-        self._texts = list[TextRows]()
+        self._texts, self._paths = list[TextRows](), list[str]()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         threads = threads or max(1, min(8, os.cpu_count() or 1))
         self._lots = 1 if ordered else threads
@@ -162,7 +164,7 @@ class Engine(Closing):
         }
         self._db = duckdb.connect(":memory:", config=config)
         try:
-            with _coded():
+            with _coded(self._paths):
                 self._register(empty)
         except BaseException:
             self._db.close()
@@ -185,7 +187,7 @@ class Engine(Closing):
 
     def register(self, name: str, rows: pa.Table) -> None:
         """Add a table of rows that are public."""
-        with _coded():
+        with _coded([]):
             self._db.register(name, rows)
 
     def run(self, query: exp.Expr | str) -> pa.Table:
@@ -198,7 +200,7 @@ class Engine(Closing):
         for each in self._texts:
             each.failure = None  # of an earlier query
         try:
-            with _coded():
+            with _coded(self._paths):
                 return self._db.sql(text).to_arrow_table()
         except RunError as error:
             failures = [each.failure for each in self._texts]
@@ -214,16 +216,15 @@ class Engine(Closing):
 
     def _register(self, empty: bool) -> None:
         databases = {}
-        allowed: list[str] = []
         for name, table in self._tables.items():
             if name in self._given:
                 continue
             if table.kind not in FILES:
                 databases[name] = table
             elif not empty and table.kind == "parquet":
-                allowed += files_of(table) if self._piece is None else [self._piece.path]
-        if allowed:
-            self._db.execute(allow_paths(allowed))
+                self._paths += files_of(table) if self._piece is None else [self._piece.path]
+        if self._paths:
+            self._db.execute(allow_paths(self._paths))
         for lock in _LOCKS:
             self._db.execute(lock)
         for name, table in self._tables.items():
@@ -300,12 +301,18 @@ def not_run() -> RunError:
 
 
 @contextlib.contextmanager
-def _coded() -> Iterator[None]:
-    """DuckDB's errors as coded ones, without their texts and causes."""
+def _coded(paths: list[str]) -> Iterator[None]:
+    """DuckDB's errors as coded ones, without their texts and causes.
+
+    Args:
+        paths: the files that it reads.
+    """
     try:
         yield
+    except duckdb.IOException:
+        failure: DpstreamError = failed_read("statement", map(Path, paths))
     except (duckdb.OutOfMemoryException, pa.ArrowMemoryError):
-        failure: DpstreamError = too_large()
+        failure = too_large()
     except (duckdb.Error, pa.ArrowException, UnicodeError):
         failure = not_run()
     else:

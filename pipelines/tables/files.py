@@ -39,13 +39,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.places import files_at
+from dpstream.accounting.places import files_at, matching
 from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain_by_name
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.formats.texts import csv_header, read_text
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.columns import TYPES, sqlite_file
+from dpstream.state import disk_errors
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
 FILES = ("parquet", "csv", "jsonl")
@@ -65,7 +66,8 @@ def files_of(table: Table) -> list[str]:
         path = os.path.abspath(sqlite_path(table))
         log = f"{path}-wal"  # what was committed and is not in the file yet
         return [path, *([log] if _filled(log) else [])]
-    paths = sorted(path for path in glob.glob(table.place, recursive=True))
+    with _readable(table):
+        paths = sorted(matching(table.place))
     paths = [path for path in paths if not os.path.isdir(path)]
     if not paths or not all(_regular(path) for path in paths):
         raise no_file(table)
@@ -83,7 +85,8 @@ def errors_of(table: Table) -> list[DpstreamError]:
     """Return everything that is stated about a table's files."""
     kinds = [is_not(table, kind) for kind in ("CSV", "Parquet")]
     missing = [missing_column(table, column) for column in table.columns]
-    return [no_file(table), *missing, unreadable(table), *kinds]
+    unread = [unreadable(table, OSError(number, "")) for number in disk_errors.FORESEEN]
+    return [no_file(table), *missing, *unread, cut_off(table), *kinds]
 
 
 def is_not(table: Table, kind: str) -> RunError:
@@ -166,10 +169,11 @@ def identities(table: Table) -> set[object]:
         database = more.get("dbname", address.path.strip("/"))
         name = remote if "." in remote else f"public.{remote}"
         return {(hosts.lower() + port, database, name)}
-    if table.kind != "sqlite":
-        return set(files_at(table.place))
-    name = remote.rpartition(".")[2].lower()
-    return {(*file, name) for file in files_at(glob.escape(sqlite_file(table.place)))}
+    with _readable(table):
+        if table.kind != "sqlite":
+            return set(files_at(table.place))
+        name = remote.rpartition(".")[2].lower()
+        return {(*file, name) for file in files_at(glob.escape(sqlite_file(table.place)))}
 
 
 def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, int, int]]:
@@ -215,10 +219,17 @@ def _regular(path: str) -> bool:
         return False
 
 
-def unreadable(table: Table) -> RunError:
-    """Return the error for a file that cannot be read, or not to its end."""
+def unreadable(table: Table, error: OSError) -> RunError:
+    """Return the error for a file that cannot be read."""
+    return disk_errors.file_error(f"table {table.name}", "has a file that cannot be read", error)
+
+
+def cut_off(table: Table) -> RunError:
+    """Return the error for a file that cannot be read to its end."""
     return RunError(
-        f"table {table.name}", "has a file that cannot be read", "check its permissions and disk"
+        f"table {table.name}",
+        "has a file that cannot be unpacked, or not to its end",
+        "write the file again",
     )
 
 
@@ -283,12 +294,11 @@ def typed(table: Table, column: str) -> str:
     """Return DuckDB's type of a column; decimals of Parquet keep their own width."""
     kind = table.columns[column]
     if kind == "NUMERIC" and table.kind == "parquet":
-        with contextlib.suppress(OSError, pa.ArrowException, IndexError):
-            for field in pq.read_schema(files_of(table)[0]):
-                if field.name.lower() == column and pa.types.is_decimal(field.type):
-                    if field.type.precision <= 38:
-                        return f"DECIMAL({field.type.precision}, {field.type.scale})"
-                    break
+        for field in _footer(table, files_of(table)[0])[1]:
+            if field.name.lower() == column and pa.types.is_decimal(field.type):
+                if field.type.precision <= 38:
+                    return f"DECIMAL({field.type.precision}, {field.type.scale})"
+                break
     return TYPES[kind]
 
 
@@ -376,8 +386,8 @@ def _readable(table: Table) -> Iterator[None]:
     """Replace the system's errors about a table's file by `unreadable`."""
     try:
         yield
-    except OSError:
-        raise unreadable(table) from None
+    except OSError as error:
+        raise unreadable(table, error) from None
 
 
 #: A column that DuckDB's reader of Parquet adds: the number of a row in its file.
@@ -549,15 +559,19 @@ def columns_of(table: Table, path: str) -> list[str]:
         RunError: it is no Parquet file.
         UnpacksTooLargeError: see `refuse_large`.
     """
+    meta, schema = _footer(table, path)
+    needed = [name for name in schema.names if name.lower() in table.columns]
+    refuse_large(meta, needed, f"table {table.name}", "a file of it")
+    return list(schema.names)
+
+
+def _footer(table: Table, path: str) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return the footer of a Parquet file."""
     try:
         meta = pq.read_metadata(path)
-        names = list(meta.schema.to_arrow_schema().names)
-    except (OSError, pa.ArrowException):
-        failed = is_not(table, "Parquet")
-    else:
-        needed = [name for name in names if name.lower() in table.columns]
-        refuse_large(meta, needed, f"table {table.name}", "a file of it")
-        return names
+        return meta, meta.schema.to_arrow_schema()
+    except (OSError, pa.ArrowException) as error:
+        failed = disk_errors.verdict(is_not(table, "Parquet"), error, Path(path))
     raise failed
 
 

@@ -62,6 +62,7 @@ from dpstream.pipelines.tables.files import (
     stamps,
     table_parts,
     text_parts,
+    unreadable,
 )
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, replacing
@@ -95,7 +96,9 @@ def _parquet(table: Table) -> tuple[str, str] | None:
                         batch.validate(full=True)
     except MemoryError:
         raise
-    except (OSError, pa.ArrowException, UnicodeError):
+    except (OSError, pa.ArrowException, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(table, error) from None
         return "a text is not UTF-8, or a page cannot be read", _ANEW
     return None
 
@@ -112,8 +115,10 @@ def _text(table: Table) -> tuple[str, str] | None:
                 decoder.decode(b"", final=True)
         except UnicodeError:
             return "a text is not UTF-8", _ANEW
-        except (OSError, BrokenFileError):
-            return "it cannot be read or unpacked", _ANEW
+        except BrokenFileError:
+            return "it cannot be unpacked", _ANEW
+        except OSError as error:
+            raise unreadable(table, error) from None
         for part in text_parts(table, path):
             if isinstance(part, Refused):
                 problem, fix = FAULTS[Reason(part.reasons[0])]
@@ -295,7 +300,8 @@ def require_registered(
     keys = [key for key in catalog.declared_keys if key[0] in set(names)]
     if not keys:
         return
-    notes = set(_read(catalog.notebook))
+    with file_errors("account.path", "has notes of declared keys that cannot be read"):
+        notes = set(_read(catalog.notebook))
     for table, columns in keys:
         note = _note(ring, catalog.tables[table], (table, columns), contents[table])
         if note not in notes or not _still_unique(catalog.tables[table], columns):
@@ -333,8 +339,12 @@ def _notes(catalog: Catalog, table: Table) -> dict[str, Any]:
 
 
 def _read(path: Path) -> list[str]:
-    """The notes; what is no note fits nothing and is dropped."""
-    with contextlib.suppress(OSError, ValueError):
+    """The notes; what is no note fits nothing and is dropped.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    with contextlib.suppress(FileNotFoundError, ValueError):
         notes = json.loads(path.read_text(encoding="ascii"))
         if isinstance(notes, list):
             return [note for note in notes if isinstance(note, str)]

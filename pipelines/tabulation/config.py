@@ -33,6 +33,7 @@ from dpstream.accounting.tabulation.parameters import (
 )
 from dpstream.pipelines.formats.lines import BOM
 from dpstream.pipelines.tabulation.text import Faults
+from dpstream.state.disk_errors import cause_of
 
 CONFIG = "config.json"
 PUERTO_RICO = "72"
@@ -141,8 +142,9 @@ def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
     except FileNotFoundError:
         faults.add("", "is missing", "put it into its folder")
         return None
-    except OSError:
-        faults.add("", "cannot be read", "check that it is a file, and its permissions")
+    except OSError as error:
+        cause = cause_of(error)
+        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
         return None
     if len(data) > MAX_CONFIG_BYTES:
         faults.add("", f"exceeds {MAX_CONFIG_BYTES} bytes", "give a parameter file")

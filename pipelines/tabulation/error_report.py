@@ -66,7 +66,7 @@ from dpstream.pipelines.tabulation.inputs import (
 )
 from dpstream.pipelines.tabulation.private import pieces, read_piece
 from dpstream.pipelines.tabulation.work import Tally, counted
-from dpstream.state.disk_errors import file_errors
+from dpstream.state.disk_errors import ABSENT, file_errors
 from dpstream.state.durable import PRIVATE, make_folder, replacing
 
 #: What production calls the details of persons.
@@ -435,7 +435,7 @@ def _check_place(out: Path, others: Sequence[Path]) -> None:
     if any(other.resolve() in inside for other in others):
         raise UsageError("OUT", "lies among other files", "keep what is not private elsewhere")
     if out.is_dir() and any(out.iterdir()):
-        with contextlib.suppress(OSError):
+        with file_errors("OUT", "cannot be read"), contextlib.suppress(*ABSENT):
             if begins_with(out / PAGE, MARK):
                 return
         raise UsageError("OUT", "exists and holds no report", "name a new folder")

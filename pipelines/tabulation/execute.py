@@ -55,7 +55,7 @@ from dpstream.pipelines.tabulation.work import (
     pairs_of,
     parts_of,
 )
-from dpstream.state.disk_errors import require_folder
+from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
@@ -219,7 +219,10 @@ def _uncharged(
         manifest = decoded(old_receipt)
         if manifest.plan_hash != setup.plan.hash or order.how.fresh:
             raise UsageError("OUT", "exists and is another execution's", "name a new folder")
-        if all(is_written(order.out / name, data) for name, data in manifest.files.items()):
+        with file_errors("OUT", "cannot be read"):
+            files = manifest.files.items()
+            intact = all(is_written(order.out / name, data) for name, data in files)
+        if intact:
             sweep(order.out.parent)
             return Execution(manifest, False, False)
         raise PolicyError(

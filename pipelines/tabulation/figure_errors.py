@@ -19,12 +19,14 @@ from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.places import matching_in
 from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.expand import Counts
 from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, Output, Row, outputs
 from dpstream.pipelines.tabulation.public_files import places_of
 from dpstream.pipelines.tabulation.text import SEPARATOR
+from dpstream.state.disk_errors import file_errors, verdict
 
 
 class Figures(NamedTuple):
@@ -70,7 +72,8 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
     """(groups, places of labels among all, counts) of all rows."""
     kind = level.level
     pattern = f"{kind.region_type.lower()}-{kind.iteration_level}-*.csv"
-    paths = sorted((run / output.folder).glob(pattern))
+    with file_errors(output.folder, "cannot be read"):
+        paths = sorted(matching_in(run / output.folder, pattern))
     if not paths:
         raise _foreign_output(output.folder)
     table = pa.concat_tables([_table(path, output) for path in paths]).unify_dictionaries()
@@ -100,8 +103,8 @@ def _table(path: Path, output: Output) -> pa.Table:
             pa_csv.ParseOptions(delimiter=SEPARATOR, quote_char=False),
             pa_csv.ConvertOptions(column_types={**types, "COUNT": pa.int64()}),
         )
-    except (OSError, pa.ArrowInvalid):
-        raise _foreign_output(output.folder) from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise verdict(_foreign_output(output.folder), error, path) from None
     if table.column_names != names:
         raise _foreign_output(output.folder)
     return table

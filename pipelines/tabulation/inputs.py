@@ -44,7 +44,7 @@ from dpstream.pipelines.tabulation.public_files import (
 )
 from dpstream.pipelines.tabulation.remote import fetched
 from dpstream.pipelines.tabulation.text import Fault, Faults, first_line, refuse, usable_header
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import cause_of, file_error
 
 
 class Loaded(NamedTuple):
@@ -130,8 +130,9 @@ def _header_faults(data: Path, program: str) -> list[Fault]:
             usable_header(first_line(raw)[0], layout.columns, faults)
     except FileNotFoundError:
         faults.add("", "is missing", "put it into its folder")
-    except OSError:
-        faults.add("", "cannot be read", "check that it is a file, and its permissions")
+    except OSError as error:
+        cause = cause_of(error)
+        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
     return faults.faults
 
 
@@ -278,8 +279,10 @@ def stamps(inputs: Inputs) -> list[tuple[str, int, int, int, int]]:
     for path in inputs.paths:
         try:
             status = os.stat(path)
-        except OSError:
-            raise RunError(path.name, "is gone or cannot be read", "put it back") from None
+        except FileNotFoundError:
+            raise RunError(path.name, "is gone", "put it back") from None
+        except OSError as error:
+            raise file_error(path.name, "cannot be read", error) from None
         own = status.st_mtime_ns, status.st_ctime_ns, status.st_ino
         out.append((str(path), status.st_size, *own))
     return out

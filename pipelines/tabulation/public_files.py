@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Bool, Int64
+from dpstream.accounting.places import matching_in
 from dpstream.accounting.tabulation.parameters import Level, Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.pipelines.tabulation.config import PUERTO_RICO
@@ -40,6 +41,7 @@ from dpstream.pipelines.tabulation.text import (
     read_blocks,
     read_rows,
 )
+from dpstream.state.disk_errors import file_errors
 
 RACE_ITERATIONS = "race-characteristic-iterations.txt"
 ETHNICITY_ITERATIONS = "ethnicity-characteristic-iterations.txt"
@@ -356,7 +358,10 @@ def total_files(data: Path) -> list[Path]:
     have.
     """
     path = data / TOTALS
-    return sorted(path.glob("*.csv")) or [path] if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    with file_errors(TOTALS, "cannot be read"):
+        return sorted(matching_in(path, "*.csv")) or [path]
 
 
 def read_totals(

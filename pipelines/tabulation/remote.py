@@ -16,7 +16,7 @@ from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.tabulation.config import CONFIG
 from dpstream.pipelines.tabulation.private import LAYOUTS
 from dpstream.pipelines.tabulation.public_files import GEOGRAPHY, PARAMETER_FILES, TOTALS
-from dpstream.state.disk_errors import file_errors
+from dpstream.state.disk_errors import file_error, file_errors
 
 #: Enough for a header.
 _HEAD_BYTES = 1 << 16
@@ -61,8 +61,8 @@ def _totals(data: str) -> list[str]:
         if folder.info(TOTALS) is not None:
             return [TOTALS]
         inside = [entry.name for entry in folder.list(TOTALS, recursive=False)]
-    except OSError:
-        raise _unreadable(TOTALS) from None
+    except OSError as error:
+        raise _unreadable(TOTALS, error) from None
     return sorted(name for name in inside if name.endswith(".csv")) or [TOTALS]
 
 
@@ -82,8 +82,8 @@ def stamp_of(data: str, program: str) -> Stamp:
     name = LAYOUTS[program].file
     try:
         entry = Folder(data).info(name)
-    except OSError:
-        raise _unreadable(name) from None
+    except OSError as error:
+        raise _unreadable(name, error) from None
     if entry is None:
         raise UsageError(name, "is missing", "put it into its folder")
     return name, entry.size, entry.changed
@@ -135,8 +135,8 @@ def get(folder: str, name: str) -> bytes | None:
         if Folder(folder).info(name) is None:
             return None
         return _read(folder, name)
-    except OSError:
-        raise _unreadable(name) from None
+    except OSError as error:
+        raise _unreadable(name, error) from None
 
 
 def _written(file: File) -> Written:
@@ -157,9 +157,9 @@ def _read(folder: str, name: str, most: int = -1) -> bytes:
             return file.read(most)
     except FileNotFoundError:
         raise UsageError(name, "is missing", "put it into its folder") from None
-    except OSError:
-        raise _unreadable(name) from None
+    except OSError as error:
+        raise _unreadable(name, error) from None
 
 
-def _unreadable(name: str) -> RunError:
-    return RunError(name, "cannot be read", "check the store and rights")
+def _unreadable(name: str, error: OSError) -> RunError:
+    return file_error(name, "cannot be read", error)

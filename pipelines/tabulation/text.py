@@ -22,6 +22,7 @@ from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, split, too_long, with_nul
 from dpstream.pipelines.formats.texts import arrow_columns, columns_of
+from dpstream.state.disk_errors import cause_of
 
 #: Faults of one rule and column of a file that are listed one by one; the rest is counted.
 MAX_LISTED = 10_000
@@ -187,8 +188,9 @@ def read_blocks(
                 yield rows
     except FileNotFoundError:
         faults.add("", "is missing", "put it into its folder")
-    except OSError:
-        faults.add("", "cannot be read", "check that it is a file, and its permissions")
+    except OSError as error:
+        cause = cause_of(error)
+        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
 
 
 def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:

@@ -130,8 +130,8 @@ def _contents(job: Job) -> Iterator[Content]:
     for file in manifest(job):
         try:
             yield content_of(file.path, job.source.kind)
-        except OSError:
-            raise unreadable(file.partition) from None
+        except OSError as error:
+            raise unreadable(file.partition, error) from None
 
 
 def _in_folder(job: Job, given: set[Content]) -> Iterator[Content]:

@@ -37,7 +37,7 @@ from dpstream.pipelines.formats.receipt import Header, encoded, header_of
 from dpstream.pipelines.jobs.keys import domain_digest
 from dpstream.pipelines.workload.estimate import Answers, Estimate, TableEstimate
 from dpstream.pipelines.workload.planning import MAX_ANSWERS
-from dpstream.state.disk_errors import file_errors
+from dpstream.state.disk_errors import ABSENT, file_error, file_errors
 from dpstream.state.durable import make_folder, replacing
 from dpstream.state.locks import private_folder
 
@@ -155,7 +155,7 @@ def check_place(out: Path, plan_hash: str, workload: Workload, fresh: bool = Fal
         raise UsageError(
             "--out", "exists, and --fresh keeps the answers that are there", "name a new folder"
         )
-    with contextlib.suppress(OSError, PolicyError):
+    with file_errors("--out", "cannot be read"), contextlib.suppress(*ABSENT, PolicyError):
         there = _receipt(out)
         if (there.plan_hash, there.workload) == (plan_hash, workload.digest):
             return
@@ -262,10 +262,14 @@ def read_release(folder: Path) -> Released:
     try:
         receipt = _receipt(folder)
         data = (folder / ESTIMATE).read_bytes()
-    except OSError:
+    except ABSENT:
         rule = f"{folder.name!r} is no folder that `dpstream workload answer` wrote"
         raise UsageError(_FIELD, rule, "name its --out") from None
-    if not is_written(folder / ESTIMATE, receipt.files.get(ESTIMATE)):
+    except OSError as error:
+        raise file_error(_FIELD, "cannot be read", error) from None
+    with file_errors(_FIELD, "cannot be read"):
+        intact = is_written(folder / ESTIMATE, receipt.files.get(ESTIMATE))
+    if not intact:
         raise PolicyError(_FIELD, "has an estimate that is not what was released", "restore it")
     return released_of(receipt, data)
 

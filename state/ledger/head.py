@@ -9,13 +9,17 @@ stores it, the tokens of a run (`state.ledger.lineage`), or a cut, behind which 
 on.  A slot says how long the log is, and the number and digest of the account's last entry then.
 The slot of the longer log counts.  Slots and lines have digests of their own.
 
-**An advance** adds the lines that the log lacks, then writes the slot that does not count, then
-flushes the file once.  After a loss of power within it the file holds the old slot (then the log
-ends where it ended), or the new one.  A new slot without its lines is a true statement about the
-account, whose own commit was durable before; the next advance goes on from the old slot, and writes
-the lines again.  A lock of the kernel keeps the order: a slot that counts is never older than one
-that was flushed before.  Lines are a function of the chain, so where a file system has no locks two
-processes write the same bytes.
+**An advance** adds the lines that the log lacks, flushes them, then writes the slot that does not
+count, and flushes it.  So a slot proves that its lines were on disk.  A lock of the kernel keeps
+the order.  Lines are a function of the chain, so where a file system has no locks two processes
+write the same bytes.
+
+**Torn or rotten.**  After a loss of power within an advance, lines may be behind the slot that
+counts, and a part of one.  The same is there where the newest slot has lost a bit.  So the intact
+lines behind the slot prove what they say too (the account's own commit was durable before), and the
+next advance goes on behind them.  A slot with other bytes than were written is reported; where what
+is behind the other slot has no intact end, the file is refused.  So is it where a line is damaged
+up to there: an advance tears no such line.
 
 **What holds.**  *No two shown answers have the same noise on different rows; and unless account and
 head are restored together, no charge has two shown answers.*  The first part is that of the names
@@ -25,7 +29,7 @@ head had the receipt's entry on disk (`contract.Ledger.keep_head`).  An account 
 is refused until `recovery` has added it; then the charge is closed, and nobody gets an answer for
 it any more.
 
-**One flush for each answer is enough.**  Nothing is shown between a question's charge and its
+**One advance for each answer is enough.**  Nothing is shown between a question's charge and its
 receipt, and an advance covers both.  A charge that was lost before its advance was paid for
 nothing: no answer of it was seen, and who asks again is charged.  A stream shows releases without
 receipts, so the head has its charge before the first draw; its later releases add no entry.
@@ -63,10 +67,9 @@ Tokens = Mapping[str, str | None]
 
 
 class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of the account's chain, and the log's first and last byte of the last advance."""
+    """The end of the account's chain, and of the log."""
 
     head: Head
-    start: int
     end: int
     version: int = 1
 
@@ -90,6 +93,23 @@ class Chain(NamedTuple):
     tokens: dict[str, list[Tokens]]
 
 
+class _Proven(NamedTuple):
+    """What slots and lines prove.
+
+    Attributes:
+        head: the end of the account's chain; end: of the log's intact lines; size: of the file.
+        place, slot: of the slot that counts, and its content.
+        rotten: whether the other slot is not what was written.
+    """
+
+    head: Head
+    end: int
+    size: int
+    place: int
+    slot: _Slot
+    rotten: bool
+
+
 class HeadFile:
     """The head file of one account; see the module.
 
@@ -104,6 +124,7 @@ class HeadFile:
         self._descriptor: int | None = None
         self._opened: tuple[int, ...] | None = None  # by which process, and which file it was
         self._writes = False  # whether it was opened to be written
+        self._unwritable: OSError | None = None  # why it was not
         self._flushed = 0  # the log's end that this object has seen on disk
 
     def close(self) -> None:
@@ -125,7 +146,16 @@ class HeadFile:
             RunError: it cannot be read.
         """
         with self._reading() as descriptor:
-            return None if descriptor is None else self._slots(descriptor)[0][1].head
+            return None if descriptor is None else self._proven(descriptor).head
+
+    def is_rotten(self) -> bool:
+        """Return whether a slot is damaged, where the rest of the file proves the account's end.
+
+        Raises:
+            As ``head``.
+        """
+        with self._reading() as descriptor:
+            return descriptor is not None and self._proven(descriptor).rotten
 
     def check(self, account: History, head: Head | None) -> None:
         """Refuse an account that lacks entries of a head.
@@ -177,29 +207,18 @@ class HeadFile:
             RunError: it cannot be read.
         """
         head, texts = self._log()
-        chain = Chain([], [], {})
-        for text in texts:
-            line = msgspec.json.decode(text, type=Event | TokensChanged | _Cut)
-            if isinstance(line, TokensChanged):
-                chain.tokens.setdefault(line.run_id, []).append(line.tokens)
-            elif isinstance(line, _Cut):
-                del chain.events[line.seq :], chain.digests[line.seq :]
-            else:
-                chain.events.append(line)
-                chain.digests.append(chained(chain.digests[-1] if chain.digests else "", text))
+        chain = _chain_of(texts)
         if head is not None and (len(chain.digests), chain.digests[-1]) != (head.seq, head.digest):
             raise self.damaged()
         return chain
 
     def _log(self) -> tuple[Head | None, list[str]]:
-        """Return the newest head whose lines are complete, and all lines up to it."""
+        """Return the end of the chain, and all lines up to it."""
         with self._reading() as descriptor:
             if descriptor is None:
                 return None, []
-            for _, slot in self._slots(descriptor):
-                if (texts := _texts(descriptor, _LOG, slot.end)) is not None:
-                    return slot.head, texts
-        raise self.damaged()
+            proven = self._proven(descriptor)
+            return proven.head, self._texts(descriptor, proven.end)
 
     # --- what comes ------------------------------------------------------------------------------
 
@@ -210,7 +229,7 @@ class HeadFile:
             RunError: it cannot be written.
         """
         log = _lines(text_of(event) for event in account.events(0))
-        slot = self._slot(_Slot(end_of(account), _LOG, _LOG + len(log)))
+        slot = self._slot(_Slot(end_of(account), _LOG + len(log)))
         try:
             sweep(self.path.parent)
             made = put_entry(self.path, slot.ljust(_LOG, b"\0") + log, PRIVATE)
@@ -251,30 +270,29 @@ class HeadFile:
         writes: bool,
     ) -> bool:
         """Do ``advance`` under the lock; return False if the file must be opened for writing."""
-        (place, last), *older = self._slots(descriptor)
+        proven = self._proven(descriptor)
         if cut is None:
-            self.check(account, last.head)
-        if last.end != self._flushed and _texts(descriptor, last.start, last.end) is None:
-            if not older or _texts(descriptor, older[0][1].start, older[0][1].end) is None:
-                raise self.damaged()
-            place, last = older[0]  # the newest was written by a machine that then lost its power
-        events = account.events(last.head.seq if cut is None else cut)
+            self.check(account, proven.head)
+        events = account.events(proven.head.seq if cut is None else cut)
         texts = [] if cut is None else [_text(_Cut(cut))]
         texts += [text_of(event) for event in events]
         texts += [
             _text(TokensChanged(run_id, dict(tokens_of_run)))
             for run_id, tokens_of_run in tokens.items()
         ]
-        end = last.end
-        if texts and not writes:
-            return False
-        if texts:
+        end = proven.end
+        if texts or end != proven.slot.end:
+            if not writes:
+                return False
+            if proven.size > end:  # a line that was torn
+                os.ftruncate(descriptor, end)
             log = _lines(texts)
+            _write(descriptor, log, end)
+            os.fdatasync(descriptor)
             end += len(log)
-            _write(descriptor, log, last.end)
             # Never over the one that the log goes on from.
-            _write(descriptor, self._slot(_Slot(end_of(account), last.end, end)), _SLOT - place)
-        if end != self._flushed:  # also of lines whose writer may have been killed before its flush
+            _write(descriptor, self._slot(_Slot(end_of(account), end)), _SLOT - proven.place)
+        if end != self._flushed:  # also of a slot whose writer may have been killed before that
             os.fdatasync(descriptor)
             self._flushed = end
         return True
@@ -284,18 +302,45 @@ class HeadFile:
     def _slot(self, slot: _Slot) -> bytes:
         return sealed_text(_NAME, msgspec.json.encode(slot).decode()).encode() + b"\n"
 
-    def _slots(self, descriptor: int) -> list[tuple[int, _Slot]]:
-        """Return place and content of the complete slots, the one that counts first.
+    def _proven(self, descriptor: int) -> _Proven:
+        """Return what the file proves.
 
         Raises:
-            PolicyError: there is none.
+            PolicyError: it is damaged.
         """
-        data = os.pread(descriptor, _LOG, 0)
-        read = [(at, _slot_of(data[at : at + _SLOT].partition(b"\n")[0])) for at in (0, _SLOT)]
-        slots = [(at, slot) for at, slot in read if slot is not None and slot.head.id == self._id]
+        data, size = os.pread(descriptor, _LOG, 0), os.fstat(descriptor).st_size
+        pages = {at: data[at : at + _SLOT] for at in (0, _SLOT)}
+        slots = {at: slot for at, page in pages.items() if (slot := self._slot_in(page))}
         if not slots:
             raise self.damaged()
-        return sorted(slots, key=lambda each: -each[1].end)
+        place = max(slots, key=lambda at: slots[at].end)
+        slot, rotten = slots[place], len(slots) == 1 and any(pages[_SLOT - place])
+        behind = _intact(os.pread(descriptor, max(size - slot.end, 0), slot.end))
+        end = slot.end + len(_lines(behind))
+        if rotten and end != size:
+            raise self.damaged()
+        head = slot.head
+        if behind:
+            digests = _chain_of([*self._texts(descriptor, slot.end), *behind]).digests
+            head = Head(self._id, len(digests), digests[-1])
+        return _Proven(head, end, size, place, slot, rotten)
+
+    def _slot_in(self, page: bytes) -> _Slot | None:
+        """Return the slot of a page; ``None``: it has none, or one of another account."""
+        slot = _slot_of(page.partition(b"\n")[0])
+        return slot if slot is not None and slot.head.id == self._id else None
+
+    def _texts(self, descriptor: int, end: int) -> list[str]:
+        """Return the log's lines up to an end.
+
+        Raises:
+            PolicyError: one is damaged.
+        """
+        data = os.pread(descriptor, end - _LOG, _LOG)
+        texts = _intact(data)
+        if len(data) != end - _LOG or len(_lines(texts)) != len(data):
+            raise self.damaged()
+        return texts
 
     @contextlib.contextmanager
     def _reading(self, writes: bool = False) -> Iterator[int | None]:
@@ -316,8 +361,10 @@ class HeadFile:
             if self._opened != (os.getpid(), at.st_dev, at.st_ino) or writes > self._writes:
                 self.close()
                 how = os.O_NOFOLLOW | os.O_CLOEXEC
-                with contextlib.suppress(OSError):  # an advance may have nothing to write
+                try:
                     self._descriptor = os.open(self.path, os.O_RDWR | how) if writes else None
+                except OSError as error:  # an advance may have nothing to write
+                    self._unwritable = error
                 if self._descriptor is None:
                     self._descriptor = os.open(self.path, os.O_RDONLY | how)
                 at = os.fstat(self._descriptor)
@@ -328,8 +375,8 @@ class HeadFile:
         return self._descriptor
 
     def _failed(self, error: OSError) -> Exception:
-        if error.errno == errno.EBADF:  # it was opened to be read
-            error = PermissionError(errno.EACCES, "")
+        if error.errno == errno.EBADF and self._unwritable is not None:
+            error = self._unwritable  # it was opened to be read
         return file_error("account.path", "its head file cannot be used", error)
 
 
@@ -351,14 +398,27 @@ def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
     return b"".join(sealed_text(_NAME, text).encode() + b"\n" for text in texts)
 
 
-def _texts(descriptor: int, start: int, end: int) -> list[str] | None:
-    """Return the lines of a part of the log; ``None``: one differs from what was written."""
-    data = os.pread(descriptor, end - start, start)
-    if len(data) != end - start or not data.endswith(b"\n"):
-        return None
+def _intact(data: bytes) -> list[str]:
+    """Return the lines of a part of the log, up to the first that is not what was written."""
+    texts = list[str]()
     with contextlib.suppress(PolicyError, UnicodeError):
-        return [unsealed_text(_NAME, line.decode()) for line in data[:-1].split(b"\n")]
-    return None
+        for line in data.split(b"\n")[:-1]:
+            texts.append(unsealed_text(_NAME, line.decode()))
+    return texts
+
+
+def _chain_of(texts: Sequence[str]) -> Chain:
+    chain = Chain([], [], {})
+    for text in texts:
+        line = msgspec.json.decode(text, type=Event | TokensChanged | _Cut)
+        if isinstance(line, TokensChanged):
+            chain.tokens.setdefault(line.run_id, []).append(line.tokens)
+        elif isinstance(line, _Cut):
+            del chain.events[line.seq :], chain.digests[line.seq :]
+        else:
+            chain.events.append(line)
+            chain.digests.append(chained(chain.digests[-1] if chain.digests else "", text))
+    return chain
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,12 +1,12 @@
 """The log of an account, and the state that follows from it, for every kind of storage.
 
 **A row is a transaction**: its changes (events of the account, tokens of runs, requests, and their
-receipts and views), as one text.  Row N is inserted by whoever has read row N - 1, and a
+receipts), as one text.  Row N is inserted by whoever has read row N - 1, and a
 number can be inserted once, so what a transaction decided on still holds when it is written.
 Nothing is updated or deleted.
 
 **One chain covers every byte.**  A row's digest covers its bytes and the digest of the row before.
-Grants, receipts and views are blobs that are stored under their digests, which the rows name.  Row
+Grants and receipts are blobs that are stored under their digests, which the rows name.  Row
 0 has the format, and a copy of the last row's digest: a log whose end is lost does not reach it.
 Events have a second chain in memory, over their texts alone (`events.chained`): head files, stores
 and receipts name its digests, and it stays the same where `recovery` appends the same events in
@@ -17,7 +17,7 @@ account reads every row and every blob once; from then on the rows that others h
 transaction changes the state as it goes, and takes its changes back if it is not written.
 
 **Compression.**  A row is deflated with the texts of the rows before it as dictionary, because
-charges of one account are alike, and a view with its receipt as dictionary.
+charges of one account are alike, and a receipt with its grant as dictionary.
 """
 
 import contextlib
@@ -65,7 +65,6 @@ class StoredRequest(NamedTuple):
         grant: what may be read, stored with the charge.
         receipt: the receipt, if it was answered.
         digest: binds the receipt to its charge.
-        view: what was computed from the receipt when it was first asked; view_digest: binds it.
     """
 
     run_id: str
@@ -73,8 +72,6 @@ class StoredRequest(NamedTuple):
     grant: bytes
     receipt: bytes | None
     digest: str | None
-    view: bytes | None = None
-    view_digest: str | None = None
 
 
 class Line(NamedTuple):
@@ -144,21 +141,21 @@ class RequestAdded(_Change, frozen=True, tag="request"):
     blob: str
 
 
-class PartAdded(_Change, frozen=True, tag="part"):
-    """The receipt of a request, or then its view: the blob, and what binds it to the charge."""
+class ReceiptAdded(_Change, frozen=True, tag="answer"):
+    """The receipt of a request: the blob, and what binds it to the charge."""
 
     run_id: str
     blob: str
     digest: str
 
 
-Change = Event | TokensChanged | RequestAdded | PartAdded
+Change = Event | TokensChanged | RequestAdded | ReceiptAdded
 _ROW = msgspec.json.Decoder(list[msgspec.Raw])
 _CHANGE = msgspec.json.Decoder(Change)
 
 
-#: What was added of a request: itself, its receipt, its view.
-_Request = tuple[RequestAdded, *tuple[PartAdded, ...]]
+#: What was added of a request: itself, its receipt.
+_Request = tuple[RequestAdded, *tuple[ReceiptAdded, ...]]
 
 
 class State:
@@ -211,7 +208,7 @@ class State:
             case RequestAdded(run_id, request):
                 self.requests[run_id] = (change,)
                 self.alike[request] = [*self.alike.get(request, ()), run_id]
-            case PartAdded(run_id):
+            case ReceiptAdded(run_id):
                 self.requests[run_id] = (*self.requests[run_id], change)
             case _:
                 if isinstance(change, Charge) and self.history.find(change.name) is not None:
@@ -342,7 +339,7 @@ class Log:
         return blobs
 
     def _contents(self, parts: _Request) -> list[bytes]:
-        """Return grant, receipt and view of a request, as far as they are there."""
+        """Return grant and receipt of a request, as far as they are there."""
         names, contents = [part.blob for part in parts], [b""]
         blobs = self._blobs(names)
         for name in names:
@@ -351,17 +348,9 @@ class Log:
 
     def _stored(self, parts: _Request) -> StoredRequest:
         request, *answered = parts
-        grant, receipt, view, *_ = [*self._contents(parts), None, None]
-        digest, view_digest, *_ = [*(part.digest for part in answered), None, None]
-        return StoredRequest(
-            request.run_id, request.request, grant or b"", receipt, digest, view, view_digest
-        )
-
-    def _add_part(self, run_id: str, number: int, content: bytes, digest: str) -> None:
-        parts = self._state.requests.get(run_id)
-        if parts is None or len(parts) != number:
-            raise InvariantError("a request gets one receipt, and then one view")
-        self._change(PartAdded(run_id, self._keep(content, self._contents(parts)[-1]), digest))
+        grant, receipt, *_ = [*self._contents(parts), None]
+        digest = answered[0].digest if answered else None
+        return StoredRequest(request.run_id, request.request, grant or b"", receipt, digest)
 
     # --- what is there, and what is added ---------------------------------------------------------
 
@@ -413,12 +402,11 @@ class Log:
         """Store the receipt of a request that has none, and append the receipt's entry, in a
         transaction.
         """
-        self._add_part(run_id, 1, receipt, digest)
+        parts = self._state.requests.get(run_id)
+        if parts is None or len(parts) != 1:
+            raise InvariantError("a request gets one receipt")
+        self._change(ReceiptAdded(run_id, self._keep(receipt, self._contents(parts)[-1]), digest))
         self.append(Received(run_id, digest))
-
-    def put_view(self, run_id: str, view: bytes, digest: str) -> None:
-        """Store the view of an answered request that has none, in a transaction."""
-        self._add_part(run_id, 2, view, digest)
 
 
 def first_line(created: Created) -> Line:

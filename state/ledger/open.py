@@ -35,6 +35,10 @@ _MADE_ANEW = (
     "known whether the account is older than what was published; if it was restored, type "
     "`dpstream account recover` before anything is asked"
 )
+_ROTTEN = (
+    "one of the two slots of {name} is damaged; the rest of the file proves the account's end, and "
+    "the next charge writes it again: check the disk"
+)
 
 
 #: Name of the file that describes data sets (`pipelines.project.project`).
@@ -218,6 +222,8 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
     head_file = head_file_of(place)
     if head_file is None:
         return
+    if head_file.is_rotten():
+        warnings.warn(_ROTTEN.format(name=head_file.path.name), AccountWarning, stacklevel=2)
     if recovering:
         ledger.head_file = head_file
     elif (head := head_file.head()) is not None:
@@ -253,10 +259,15 @@ def _named(place: AccountPlace) -> str:
     """Return the text that commands take for an account."""
     if place.file is None:
         return place.path if file_of(place.path) is None else typed(Path(place.path))
-    file = typed(Path(place.file))
     if Path(place.file).name != PROJECT_FILE:
-        return file
-    return place.data_set if file == PROJECT_FILE else f"{place.data_set} --project {file}"
+        return typed(Path(place.file))
+    return place.data_set + project_option(place.file)
+
+
+def project_option(file: str | Path) -> str:
+    """Return the option that names a project file in a command; nothing where it is found."""
+    path = typed(Path(file))
+    return "" if path == PROJECT_FILE else f" --project {path}"
 
 
 def typed(path: Path) -> str:

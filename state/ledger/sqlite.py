@@ -13,9 +13,17 @@ from pathlib import Path
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.state.durable import PRIVATE, make_folder, sync
-from dpstream.state.ledger.events import Created, damaged, refuse_damage
+from dpstream.state.ledger.events import Created, damaged
 from dpstream.state.ledger.log import FORMAT, Line, first_line, other_format
-from dpstream.state.sqlite.database import Subject, freeze, memory, open_file, refused, sqlite3
+from dpstream.state.sqlite.database import (
+    Subject,
+    check_pages,
+    freeze,
+    memory,
+    open_file,
+    refused,
+    sqlite3,
+)
 
 DDL = """
 CREATE TABLE log (number INTEGER PRIMARY KEY, changes BLOB NOT NULL, digest BLOB NOT NULL);
@@ -76,7 +84,7 @@ def there_already() -> UsageError:
     return UsageError("account.path", "is there already", "choose another path for a new account")
 
 
-def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
+def failed(error: Exception, path: str | Path) -> RunError | UsageError | PolicyError:
     """Return the coded error for SQLite's, or the system's, error on an account.
 
     See ``refused``.
@@ -102,7 +110,7 @@ def _check(db: sqlite3.Connection) -> None:
     Raises:
         PolicyError: it is damaged, empty, another program's, or of another version.
     """
-    refuse_damage(db.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",))
+    check_pages(db)
     tables = _tables(db)
     if not tables:
         raise PolicyError("account.path", "is an empty file", "name the account's file")
@@ -140,6 +148,8 @@ class AccountStorage:
                         self.db = memory()
                         self.db.isolation_level = None
                         self.db.text_factory = file.text_factory
+                        file.execute("BEGIN")
+                        _tables(file)  # waits for the lock; a backup would, without end
                         file.backup(self.db)
                     freeze(self.db)
                 _check(self.db)

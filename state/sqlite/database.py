@@ -22,14 +22,14 @@ import fcntl
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
 from dpstream.state import disk_errors
-from dpstream.state.durable import LOCK
+from dpstream.state.durable import LOCK, SIDES
 
 if TYPE_CHECKING:
     import sqlite3
@@ -40,7 +40,9 @@ else:
         import sqlite3
 
 __all__ = [
+    "FileConnection",
     "Subject",
+    "check_pages",
     "memory",
     "open_file",
     "refused",
@@ -56,6 +58,8 @@ _PAGE_BYTES = 8192
 #: What SQLite says of bytes that it cannot have written; ``SQLITE_ERROR``: of a table or a column
 #: that is not there, or of a header that it does not know.
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_ERROR", "SQLITE_FORMAT", "SQLITE_MISMATCH")
+#: Of these, what it also says where a read failed.
+_UNREAD = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 #: What it says of locks that others have.
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
@@ -79,6 +83,8 @@ def open_file(
 ) -> sqlite3.Connection:
     """Return a connection with durable commits, in autocommit mode, for any thread.
 
+    Where the file system has no locks, nobody waits for them: see ``refused``.
+
     Args:
         create: make the file if it is not there, for its owner only.
         log: of a file that one process writes while others read: in WAL mode where that is safe.
@@ -97,17 +103,22 @@ def open_file(
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     file = os.stat(path).st_ino
+    patience = BUSY_SECONDS if wait is None else wait
     db = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
-        factory=_Connection,
-        timeout=BUSY_SECONDS if wait is None else wait,
+        factory=FileConnection,
+        timeout=patience,
     )
     try:
+        db.path = path
+        # Python's own library has no handler: it waits, and then says the same.
+        with contextlib.suppress(AttributeError):
+            db.set_busy_handler(_patient(path.parent, patience))  # type: ignore[attr-defined]
         if not wal_is_safe() and (log or alone):
-            db.hold(path, alone, BUSY_SECONDS if wait is None else wait)
+            db.hold(path, alone, patience)
         # A text that damage made no text any more is read as one that its digest does not fit.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
         db.execute("PRAGMA cell_size_check = ON")
@@ -126,13 +137,40 @@ def open_file(
     return db
 
 
-class _Connection(sqlite3.Connection):
-    """A connection with a lock (``flock``) of its own beside the file, until it is closed.
+def _patient(folder: Path, seconds: float) -> Callable[[int], bool]:
+    """Return what SQLite calls before it tries again to take a lock: whether it is to try."""
+    end = 0.0
+
+    def wait(times: int) -> bool:
+        nonlocal end
+        if times == 0:
+            end = time.monotonic() + seconds
+            if seconds and disk_errors.lock_failure(folder) is not None:
+                return False
+        if time.monotonic() >= end:
+            return False
+        try:
+            time.sleep(min(0.001 * 2**times, 0.1))
+        except BaseException as interrupt:  # SQLite's call has no way for it
+            _interrupts.append(interrupt)
+            return False
+        return True
+
+    return wait
+
+
+#: What ended a wait for a lock: ``refused`` raises it.
+_interrupts: list[BaseException] = []
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection to a file; with a lock (``flock``) of its own beside it, until it is closed.
 
     In WAL mode each connection has one; without it an idle run would not keep others from putting
     another file in the place of its store.
     """
 
+    path: Path
     _lock: int | None = None
 
     def hold(self, path: Path, exclusive: bool, wait: float) -> None:
@@ -203,16 +241,25 @@ class Subject(NamedTuple):
 
 
 def refused(
-    subject: Subject, error: Exception, path: str | Path | None = None
+    subject: Subject, error: Exception, at: "str | Path | sqlite3.Connection"
 ) -> RunError | UsageError | PolicyError:
     """Return the public error for one of SQLite or of the system, whose text may hold a path or
     value.
 
+    Nothing is called damaged before it was read to its end, and read again: SQLite reports a failed
+    read as damage.
+
     Args:
-        path: of the file, if it is known.
+        at: path of the file, or a connection to it.
     """
+    if _interrupts:
+        raise _interrupts.pop()
+    path = getattr(at, "path", None) if isinstance(at, sqlite3.Connection) else Path(at)
     code = getattr(error, "sqlite_errorname", None) or ""  # a backup's errors have no code
     if isinstance(error, BlockingIOError) or code.startswith(_BUSY):
+        failure = None if path is None else disk_errors.lock_failure(path.parent)
+        if failure is not None:
+            return _refusal(subject, disk_errors.cause_of(failure))
         return RunError(
             subject.field,
             f"the {subject.noun} is busy: another process has held it for {BUSY_SECONDS:g} s",
@@ -221,14 +268,71 @@ def refused(
     if isinstance(error, OSError):
         cause = disk_errors.cause_of(error)
         if path is not None:  # more exact: of a folder that lacks a right, say
-            cause = disk_errors.cause_at(Path(path)) or cause
+            cause = disk_errors.cause_at(path) or cause
         return _refusal(subject, cause)
-    if code == "SQLITE_NOTADB":
+    damaged = isinstance(error, UnicodeError) or code.startswith(_DAMAGE) or code == "SQLITE_NOTADB"
+    if damaged:
+        failure = None if path is None else disk_errors.read_failure(_files_of(path))
+        if failure is not None:
+            return _refusal(subject, disk_errors.cause_of(failure))
+        if code.startswith(_UNREAD) and path is not None and _is_sound(at):
+            return _refusal(subject, disk_errors.PASSING)
+        if code != "SQLITE_NOTADB":
+            return subject.damaged()
         fix = f"{subject.damaged().fix}; or check the path"
         return PolicyError(subject.field, f"is damaged, or no {subject.noun}", fix)
-    if isinstance(error, UnicodeError) or code.startswith(_DAMAGE):
-        return subject.damaged()
-    return _refusal(subject, _cause(code, subject, None if path is None else Path(path)), code)
+    return _refusal(subject, _cause(code, subject, path), code)
+
+
+def check_pages(db: sqlite3.Connection) -> None:
+    """Refuse a file that SQLite cannot read to its end.
+
+    Raises:
+        sqlite3.DatabaseError: it cannot; see ``refused``.
+    """
+    if not _pages_are_right(db):
+        raise _DamageError
+
+
+def _pages_are_right(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",))
+
+
+class _DamageError(sqlite3.DatabaseError):
+    """Signals that SQLite's check has reported damage, as a text."""
+
+    sqlite_errorname = "SQLITE_CORRUPT"
+
+
+def _is_sound(at: "str | Path | sqlite3.Connection") -> bool:
+    """Whether SQLite's check of a file passes when it is repeated."""
+    with contextlib.suppress(sqlite3.Error, OSError):
+        if isinstance(at, sqlite3.Connection):
+            return _pages_are_right(at)
+        with contextlib.closing(open_file(at, damaged=True, wait=0)) as db:
+            return _pages_are_right(db)
+    return False
+
+
+#: Files that were read for a verdict, by device and inode: closed with the process, because closing
+#: one would release the locks that this process holds on it.
+_read: dict[tuple[int, int], int] = {}
+
+
+def _files_of(path: Path) -> Iterator[Path | int]:
+    """Yield a database's file and those beside it, open for plain reads."""
+    for each in (path, *(Path(f"{path}{side}") for side in SIDES)):
+        try:
+            at = os.stat(each)
+            key = at.st_dev, at.st_ino
+            if key not in _read:
+                _read[key] = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            yield each  # whoever opens it gets the error
+        else:
+            yield _read[key]
 
 
 def _refusal(subject: Subject, cause: disk_errors.Cause, code: str = "") -> RunError | UsageError:
@@ -247,9 +351,9 @@ def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
         return disk_errors.Cause(
             "it was moved or replaced while it was open", "run the same command again"
         )
-    cause = None if path is None else disk_errors.cause_at(path)
+    cause = None if path is None else disk_errors.cause_at(path, _files_of(path))
     if not code:
-        return cause or disk_errors.UNKNOWN
+        return cause or (disk_errors.UNKNOWN if path is None else disk_errors.PASSING)
     if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return disk_errors.UNKNOWN
     if code == "SQLITE_READONLY_ROLLBACK" or (cause is not None and cause.choice and _hot(path)):
@@ -263,14 +367,21 @@ def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
         )
     if cause is not None:
         return cause
-    if code.startswith("SQLITE_IOERR"):
-        return disk_errors.DEVICE
     if code == "SQLITE_PERM":
         return disk_errors.RIGHTS
-    if code.startswith("SQLITE_CANTOPEN"):
-        return disk_errors.Cause("it cannot be opened", "check the path", choice=True)
-    fix = "check disk and rights; if both are right its header is damaged: restore a backup"
-    return disk_errors.Cause("it is read-only", fix)
+    if path is None:
+        return disk_errors.UNKNOWN
+    if code.startswith("SQLITE_READONLY") and _is_read_only(path):
+        fix = "its header is damaged: restore a backup"
+        return disk_errors.Cause("it is read-only", fix)
+    return disk_errors.PASSING
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether a database's header forbids to write, which no version of SQLite has written."""
+    for file in _files_of(path):
+        return isinstance(file, int) and os.pread(file, 1, 18) > b"\2"
+    return False
 
 
 def _hot(path: Path | None) -> bool:

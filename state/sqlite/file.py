@@ -25,7 +25,14 @@ from dpstream.state.seals import (
     sealed_text,
     unsealed_text,
 )
-from dpstream.state.sqlite.database import Subject, memory, open_file, refused, sqlite3
+from dpstream.state.sqlite.database import (
+    Subject,
+    check_pages,
+    memory,
+    open_file,
+    refused,
+    sqlite3,
+)
 from dpstream.state.sqlite.rows import check_small, meta_name
 from dpstream.state.store import Calibrate, RunIdentity
 
@@ -178,7 +185,7 @@ def read_identity(db: sqlite3.Connection) -> RunIdentity:
         PolicyError: damaged, not a store, or one of another format.
         RunError: it cannot be read.
     """
-    with coded_errors(None, UnicodeError):
+    with coded_errors(db, UnicodeError):
         tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables & {"meta", "steps", "admissions"}:
             raise PolicyError("store", "the file is not a dpstream store", "choose another path")
@@ -198,11 +205,11 @@ def check_structure(db: sqlite3.Connection) -> None:
     Raises:
         PolicyError: they are not.
     """
-    with coded_errors(None, UnicodeError):
-        (answer,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+    with coded_errors(db, UnicodeError):
+        check_pages(db)
         # Others may be there: an operator's ANALYZE makes tables of its own.
         schema = dict(db.execute(_SCHEMA))
-        refuse_damage(answer != "ok" or not _schema().items() <= schema.items())
+        refuse_damage(not _schema().items() <= schema.items())
         check_small(db)
 
 
@@ -260,7 +267,7 @@ def exclusive(
             if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 raise in_use() from None
             if not damaged:
-                raise failed(error) from None
+                raise failed(error, path) from None
         yield db
     finally:
         db.close()
@@ -278,23 +285,25 @@ def in_use() -> InUseError:
 _STORE = Subject("store", "store", damaged)
 
 
-def failed(error: Exception, path: str | Path | None = None) -> RunError | UsageError | PolicyError:
+def failed(
+    error: Exception, at: str | Path | sqlite3.Connection
+) -> RunError | UsageError | PolicyError:
     """Return the coded error for SQLite's error, or the system's, on a store; see ``refused``."""
-    return refused(_STORE, error, path)
+    return refused(_STORE, error, at)
 
 
 @contextlib.contextmanager
-def coded_errors(path: str | Path | None = None, *others: type[Exception]) -> Iterator[None]:
+def coded_errors(at: str | Path | sqlite3.Connection, *others: type[Exception]) -> Iterator[None]:
     """Replace SQLite's errors in the block, and errors of some other kinds, by coded ones.
 
     Args:
-        path: the store's file, where the error says more with it (see ``failed``).
+        at: the store's file, or a connection to it.
     """
     kinds: tuple[type[Exception], ...] = (sqlite3.Error, *others)
     try:
         yield
     except kinds as error:
-        raise failed(error, path) from None
+        raise failed(error, at) from None
 
 
 @contextlib.contextmanager
@@ -303,14 +312,14 @@ def changing(db: sqlite3.Connection) -> Iterator[None]:
 
     SQLite's errors become coded ones, and any error rolls the transaction back.
     """
-    with coded_errors(), db:
+    with coded_errors(db), db:
         db.execute("BEGIN IMMEDIATE")
         yield
 
 
 def read_metadata(db: sqlite3.Connection, name: str) -> str | None:
     """Return a note of a store, ``None`` if there is none."""
-    with coded_errors():
+    with coded_errors(db):
         return read_meta(db, NOTE + name)
 
 

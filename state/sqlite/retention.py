@@ -200,7 +200,7 @@ class SqliteRetention(RetentionStore):
                     self._rewrite_units(shard, row.forgotten)
                     self._put_unit_row(shard, row._replace(generation=row.generation + 1))
                 self._unit_shards.pop(shard, None)
-            with coded_errors():
+            with coded_errors(self._db):
                 self._db.execute("VACUUM")
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -246,7 +246,7 @@ class SqliteRetention(RetentionStore):
     @override
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        with self._lock, coded_errors(), self._db:
+        with self._lock, coded_errors(self._db), self._db:
             self._db.execute("BEGIN")
             yield
 
@@ -278,7 +278,7 @@ class SqliteRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        with self._lock, coded_errors():
+        with self._lock, coded_errors(self._db):
             return list(read_selections(self._db, shard, after, upto))
 
     @override
@@ -317,7 +317,7 @@ class SqliteRetention(RetentionStore):
     @contextlib.contextmanager
     def filling(self) -> Iterator[None]:
         self._put_slots = {}
-        with self._lock, coded_errors():
+        with self._lock, coded_errors(self._db):
             # Nobody uses the file before it is complete: it needs no journal of its own.
             unjournaled(self._db)
             self._db.execute("BEGIN IMMEDIATE")
@@ -325,7 +325,7 @@ class SqliteRetention(RetentionStore):
             self._db.execute("COMMIT")
 
     def _put(self, statement: str, values: tuple[Any, ...]) -> None:
-        with coded_errors():
+        with coded_errors(self._db):
             self._db.execute(statement, values)
 
     @override
@@ -361,7 +361,7 @@ class SqliteRetention(RetentionStore):
 
     @override
     def put_selection(self, shard: int, selection: Selection) -> None:
-        with coded_errors():
+        with coded_errors(self._db):
             add_selection(self._db, shard, selection)
 
     @override
@@ -401,7 +401,7 @@ class SqliteRetention(RetentionStore):
         self, statement: str, values: "tuple[int, ...] | dict[str, int]" = ()
     ) -> Iterator[Any]:
         """Rows of a query; SQLite's errors become coded ones."""
-        with coded_errors():
+        with coded_errors(self._db):
             # Not `yield from`, which closes the cursor of one that is given up, maybe too late.
             for row in self._db.execute(statement, values):  # noqa: UP028
                 yield row

@@ -175,7 +175,7 @@ class SqliteStore(SqliteRetention, Store):
                 self.forget(row.window, row.shard)
             if isinstance(error, sqlite3.IntegrityError):
                 raise OvertakenError from None
-            raise failed(error) if isinstance(error, sqlite3.Error) else error from None
+            raise failed(error, self._db) if isinstance(error, sqlite3.Error) else error from None
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -237,7 +237,7 @@ class SqliteStore(SqliteRetention, Store):
                     self._db.execute(INSERT_ADMISSION, admission_row(shard, trigger_time, *piece))
         except sqlite3.Error as error:
             self.forget_units(shard)
-            raise failed(error) from None
+            raise failed(error, self._db) from None
         except (OvertakenError, RunError):
             self.forget_units(shard)
             raise
@@ -356,7 +356,7 @@ def check_file(path: Path) -> RunIdentity:
     Raises:
         PolicyError: damaged, or no store of this program.
     """
-    with contextlib.closing(connect(path)) as db, coded_errors():
+    with contextlib.closing(connect(path)) as db, coded_errors(path):
         identity = read_identity(db)
         check_structure(db)
         check_all(db)

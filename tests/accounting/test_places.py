@@ -3,8 +3,12 @@ private under one name is not public under another, in any of them.  Names of co
 told apart without reading a file.
 """
 
+import errno
+import functools
+import glob
 import itertools
 import os
+import random
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,14 @@ from pathlib import Path
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.places import below, is_packed_name, refuse_far, unpacked_name
+from dpstream.accounting.places import (
+    below,
+    is_packed_name,
+    matching,
+    refuse_far,
+    unpacked_name,
+    walked,
+)
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
@@ -278,3 +289,51 @@ def test_far_folders_are_made_one_at_a_time(tmp_path: Path) -> None:
 def test_a_text_with_nul_is_no_path() -> None:
     with pytest.raises(UsageError, match="NUL"):
         below(Path(), "a\0b", "store")
+
+
+def test_a_glob_is_that_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In trees with hidden names, links and brackets; it also finds what lies below a file."""
+    rng = random.Random(1)
+
+    def fill(folder: Path, depth: int) -> None:
+        for name in ("a", "b", ".h", "x.csv", "y[1].csv", "date=1", "z.parquet"):
+            kind = rng.random()
+            if kind < 0.35 and depth < 4 and "." not in name[1:]:
+                (folder / name).mkdir()
+                fill(folder / name, depth + 1)
+            elif kind < 0.75:
+                (folder / name).touch()
+            elif kind < 0.8:
+                (folder / name).symlink_to("nowhere")
+
+    fill(tmp_path, 0)
+    monkeypatch.chdir(tmp_path)
+    parts = ("*", "**", "a", "b", "*.csv", "date=*", "?", "[ab]", ".*", "x.csv", "**.csv", "")
+    for _ in range(2_000):
+        pattern = "/".join(rng.choice(parts) for _ in range(rng.randint(1, 4))).lstrip("/") or "a"
+        pattern = f"{tmp_path}/{pattern}" if rng.random() < 0.3 else pattern
+        expected = [p for p in glob.glob(pattern, recursive=True) if os.path.lexists(p)]
+        assert sorted(matching(pattern)) == sorted(expected), pattern
+
+
+@pytest.mark.parametrize("pattern", ["*/*.csv", "**/x.csv", "a/*"])
+def test_a_folder_that_cannot_be_listed_is_not_empty(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table would lose its files without a word."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.csv").touch()
+    real = {name: getattr(os, name) for name in ("listdir", "scandir")}
+
+    def failing(name: str, path: str) -> object:
+        if os.path.basename(path) == "a":
+            raise OSError(errno.EIO, "")
+        return real[name](path)
+
+    for name in real:
+        monkeypatch.setattr(os, name, functools.partial(failing, name))
+    with pytest.raises(OSError):
+        matching(str(tmp_path / pattern))
+    with pytest.raises(OSError):
+        list(walked(tmp_path))

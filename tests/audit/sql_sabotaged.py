@@ -1,6 +1,7 @@
 """Sabotaged variants of SQL questions: plausible mistakes, each with a trial that shows it."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -74,9 +75,8 @@ def _smaller_noise(what: str, factor: float) -> Patch:
 
 
 def _row_is_unit(real: Any) -> Any:
-    return lambda self, *turn: real(self, *turn).replace(
-        '"r"."uid" AS "unit"', 'ROW_NUMBER() OVER () AS "unit"'
-    )
+    one = re.compile(r'"\w+"\."uid" AS "unit"')
+    return lambda self, *turn: one.sub('ROW_NUMBER() OVER () AS "unit"', real(self, *turn))
 
 
 def _largest_groups(real: Any) -> Any:

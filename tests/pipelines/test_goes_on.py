@@ -15,11 +15,11 @@ from dpstream.dp_transforms import run as runs
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
-from tests.pipelines.test_units import call, write
+from tests.pipelines.test_units import MONTHLY, call, write
 
 
 def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
-    job = write(tmp_path, "a")
+    job = write(tmp_path, "a", **MONTHLY)
     refusal = UsageError("later", "a later program refuses this plan", "none")
     with mock.patch.object(runs, "calibrate", side_effect=refusal) as calibrate:
         with pytest.raises(UsageError, match="a later program"):

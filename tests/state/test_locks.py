@@ -4,6 +4,7 @@ A private folder is its process's: gone with it, and removed by the next one if 
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -140,3 +141,23 @@ def test_without_a_lock_a_folder_s_age_decides(tmp_path: Path) -> None:
         aged(folder.parent)
         sweep(tmp_path)
         assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_lock_that_fails_is_no_file_system_without_locks(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are locks, nobody goes on without one."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, "")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for lock in (held(tmp_path / "file"), free(tmp_path / "file")):
+        if number in (errno.EIO, errno.ESTALE):
+            with pytest.raises(OSError), lock:
+                pass
+        else:
+            with lock as acquired:
+                assert not acquired

@@ -32,6 +32,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_FILES
+from dpstream.accounting.places import matching_in
 from dpstream.pipelines.connectors.sink import (
     Name,
     PublishedRelease,
@@ -150,8 +151,11 @@ class FileSink(ReadableSink):
 
     @override
     def manifests(self) -> list[RunManifest | None]:
-        further = sorted(self.folder.glob("run-epoch-*.json"))
-        return [_read(path) for path in (*self.folder.glob("run.json"), *further)]
+        with file_errors("sink.path", "cannot be listed"):
+            first, further = (
+                matching_in(self.folder, name) for name in ("run.json", "run-epoch-*.json")
+            )
+        return [_read(path) for path in (*first, *sorted(further))]
 
     @override
     def put_manifest(self, manifest: RunManifest) -> None:
@@ -280,7 +284,9 @@ def manifest_path(folder: Path, epoch: int = 0) -> Path:
 
 
 def _read(path: Path) -> RunManifest | None:
+    with file_errors("sink.path", "cannot be read"):
+        data = path.read_bytes()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunManifest)
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
+        return msgspec.json.decode(data, type=RunManifest)
+    except (UnicodeDecodeError, msgspec.MsgspecError):
         return None

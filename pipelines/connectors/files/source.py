@@ -178,8 +178,8 @@ def _all_of(job: Job) -> Iterator[ReadRows]:
 def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
     try:
         yield from placed(read_piece(piece, columns), piece[1], batch_rows)
-    except OSError:
-        raise unreadable(piece[1]) from None
+    except OSError as error:
+        raise unreadable(piece[1], error) from None
 
 
 def _many_parquet(
@@ -195,8 +195,8 @@ def _many_parquet(
                         dead.append((part, piece[1]))
                     else:
                         yield piece[1], part
-            except OSError:
-                raise unreadable(piece[1]) from None
+            except OSError as error:
+                raise unreadable(piece[1], error) from None
 
     for batch in joined(rows(), batch_rows):
         yield from positioned_runs(batch, batch_rows)

@@ -17,6 +17,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.connectors.input_files import SourceFile, manifest
 from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.parquet import is_os_error
 from dpstream.pipelines.formats.texts import ANEW, csv_header
 from dpstream.pipelines.jobs.job import Job
 
@@ -112,7 +113,9 @@ def _schema(path: str) -> pa.Schema | None:
             return file.schema_arrow
     except MemoryError:
         raise
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException) as error:
+        if is_os_error(error):
+            raise
         return None
 
 

@@ -33,6 +33,7 @@ from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.formats.encodings import json_lines
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
+from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import make_folder, replacing
 
 #: A file of a folder is closed after so many rows, or so many seconds.
@@ -169,8 +170,8 @@ class FolderTarget(Target):
                 files = [f"{self._run}/{next(self._numbers):06d}.parquet"]
                 self._write(files[0], pa.Table.from_batches(self._held))
             close_files(self._folder.url, files)
-        except (OSError, pa.ArrowInvalid):
-            raise RunError("--to", "cannot be written", "check permissions and disk") from None
+        except (OSError, pa.ArrowInvalid) as error:
+            raise file_error("--to", "cannot be written", error) from None
         self._held, self._rows, self._since = [], 0, time.monotonic()
 
     def _write(self, name: str, table: pa.Table) -> None:

@@ -193,8 +193,8 @@ def _coarser(done: _StampRanges, new: list[Int64]) -> _StampRanges:
 def _read(piece: Piece, column: str) -> Iterator[Part]:
     try:
         yield from read_piece(piece, (column,))
-    except OSError:
-        raise unreadable(piece[1]) from None
+    except OSError as error:
+        raise unreadable(piece[1], error) from None
 
 
 def clipped(rows: Rows, recording: Recording) -> tuple[Int64, npt.NDArray[np.bool_]]:
@@ -385,8 +385,8 @@ class _OpenPiece:
         ):
             try:
                 part = next(self._parts, None)
-            except OSError:
-                raise unreadable(self._partition) from None
+            except OSError as error:
+                raise unreadable(self._partition, error) from None
             if part is None:
                 self._read = True
             else:

@@ -120,8 +120,11 @@ def commit(folder: Path, manifest: Manifest) -> None:
         draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
-def refuse_table(folder: Path) -> None:
+def refuse_table(folder: Path, named: str) -> None:
     """Refuse to make a table in a folder that holds one.
+
+    Args:
+        named: how the table is named in commands.
 
     Raises:
         PolicyError: the folder holds a table.
@@ -130,7 +133,8 @@ def refuse_table(folder: Path) -> None:
         raise PolicyError(
             "table.coordinates",
             "holds a table already",
-            "use add, replace or delete, in the data set that it was made with",
+            f"`dpstream session budget {named}` shows it; change it with add, replace or delete, "
+            "in the data set that it was made with",
         )
 
 

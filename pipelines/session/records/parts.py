@@ -36,7 +36,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.space import Budget, Space
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
-from dpstream.state.disk_errors import file_error, file_errors
+from dpstream.state.disk_errors import file_error, file_errors, verdict
 from dpstream.state.durable import PRIVATE, make_folder, put_once, sweep
 
 #: Rows of a part, and of its row groups.
@@ -124,7 +124,7 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
     try:
         return pq.read_table(pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        failure = file_error(_FIELD, "cannot be read", error)
+        failure = verdict(damaged(), error, folder / part.name)
     raise failure
 
 
@@ -165,8 +165,10 @@ def reading(folder: Path) -> Iterator[None]:
     """
     try:
         descriptor = os.open(folder / "readers", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:
+    except FileNotFoundError:
         raise RunError(_FIELD, "holds no table", "make it with `dpstream session init`") from None
+    except OSError as error:
+        raise file_error(_FIELD, "cannot be read", error) from None
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -7,7 +7,6 @@ without its coordinates.  Both go to the dead letter: file, number of the row an
 value.
 """
 
-import glob
 import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.places import matching
 from dpstream.accounting.regions.space import (
     Budget,
     Category,
@@ -38,7 +38,7 @@ from dpstream.pipelines.formats.parquet import read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.session.config import Config, kind_of
-from dpstream.state.disk_errors import file_error
+from dpstream.state.disk_errors import file_error, file_errors
 
 #: Why a row is no record; of those that are not usable it is the dimension's name.
 MISSING_ID, DUPLICATE_ID, UNKNOWN_ID = "missing_id", "duplicate_id", "unknown_id"
@@ -85,7 +85,8 @@ def files_of(pattern: str, field: str) -> list[str]:
     Raises:
         UsageError: there is none, or a match is not a file.
     """
-    paths = sorted(glob.glob(pattern, recursive=True))
+    with file_errors(field, "has a folder that cannot be listed"):
+        paths = sorted(matching(pattern))
     if not paths or not all(os.path.isfile(path) for path in paths):
         raise UsageError(field, "matches no file, or something that is none", "correct its path")
     return paths

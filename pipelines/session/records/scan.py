@@ -48,6 +48,7 @@ from dpstream.pipelines.session.records.parts import (
 )
 from dpstream.pipelines.tables.files import allow_paths, read_parquet
 from dpstream.state.closing import Closing
+from dpstream.state.disk_errors import failed_read, verdict
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.
 MAX_LIST, MAX_ROWS, FEW = 1 << 14, 1 << 20, 2
@@ -233,7 +234,7 @@ class Scan(Closing):
             self._stamps = self._stamped()
             self._held = _coordinates(self._paths, self._space.everything[0])
             self._db = stack.enter_context(contextlib.closing(duckdb.connect(config=config)))
-            with _coded():
+            with _coded(self._paths):
                 self._open(held)
             self.manifest, self._in_memory = manifest, held
             self._stack = stack.pop_all()
@@ -337,7 +338,7 @@ class Scan(Closing):
     def _select(self, text: str, condition: Where) -> dict[str, Int64]:
         if not self._in_memory and self._stamped() != self._stamps:
             raise damaged()
-        with _coded():
+        with _coded(self._paths):
             if condition.boxes is not None:
                 self._db.register(BOXES, condition.boxes)
             try:
@@ -368,8 +369,8 @@ class Scan(Closing):
     def _stamped(self) -> list[tuple[int, int, int, int]]:
         try:
             return [stamp_of(path) for path in self._paths]
-        except OSError:
-            raise damaged() from None
+        except OSError as error:
+            raise verdict(damaged(), error) from None
 
 
 class _Rows(NamedTuple):
@@ -402,10 +403,16 @@ def _coordinates(paths: list[str], extent: Int64) -> Int64:
 
 
 @contextlib.contextmanager
-def _coded() -> Iterator[None]:
-    """Replace DuckDB's errors by coded ones, without their texts and causes."""
+def _coded(paths: list[str]) -> Iterator[None]:
+    """Replace DuckDB's errors by coded ones, without their texts and causes.
+
+    Args:
+        paths: the files that it reads.
+    """
     try:
         yield
+    except duckdb.IOException:
+        failure = failed_read("table", map(Path, paths))
     except duckdb.OutOfMemoryException:
         failure = RunError("table", "needs more memory than it may have", "ask for fewer cells")
     except duckdb.Error:

@@ -11,10 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from pyarrow import csv
 
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import open_path
+from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.faults.filecalls.server import FUNCTIONS, Ended, Server
 
@@ -107,6 +111,18 @@ def catalog(folder: Path) -> None:
     accounts.write(folder / "dpstream.toml", PROJECT)
     (folder / "noise.secret").write_text(KEY + "\n")
     (folder / "noise.secret").chmod(0o600)
+
+
+def parquet(folder: Path) -> None:
+    """The same records in Parquet, in two folders."""
+    catalog(folder)
+    rows = csv.read_csv(folder / "in.csv")
+    for number in range(2):
+        (folder / f"part={number}").mkdir()
+        half = rows.slice(number * rows.num_rows // 2, rows.num_rows // 2)
+        pq.write_table(half, folder / f"part={number}" / "in.parquet")
+    text = (folder / "dpstream.toml").read_text().replace("in.csv", "part=*/in.parquet")
+    (folder / "dpstream.toml").write_text(text.partition("columns = {")[0])
 
 
 def choosing(folder: Path) -> None:
@@ -267,8 +283,25 @@ def created(folder: Path, ended: Ended) -> Any:
     return ended.stdout.replace(event.id, "ID")
 
 
+def names(*places: str) -> Callable[[Path, Ended], Any]:
+    """Names of the files below some places, whose bytes are random."""
+
+    def read(folder: Path, ended: Ended) -> Any:
+        return sorted(released(*places)(folder, ended))
+
+    return read
+
+
 def nothing(_: Path, __: Ended) -> Any:
     """What a command leaves whose files differ from run to run; `Command.then` looks at them."""
+
+
+class Outcome(NamedTuple):
+    """What is there in the end: files and figures, the account's entries, and accounts."""
+
+    files: Any
+    entries: Any
+    accounts: int
 
 
 @dataclass(frozen=True)
@@ -280,11 +313,9 @@ class Command:
         words: the command under test.
         leaves: what must be the same after a fault, from the folder and how the command ended.
         charged: the account that lists one more charge, or none.
-        repeats: whether the command may be typed again when it is done.
-        done: what one says that was done before, if it then refuses.
-        onward: what is typed instead of the same command once it is charged.
+        renamed: the word that names what it makes, and another name for it.
         then: a command that must end well after it, and what it prints is the same.
-        anew: it asks anew: every charge has one committed answer in the end, and is not compared.
+        anew: it asks anew: what differs from another asking is not compared.
     """
 
     world: Callable[[Path], None]
@@ -292,9 +323,7 @@ class Command:
     leaves: Callable[[Path, Ended], Any]
     before: tuple[tuple[str, ...] | Callable[[Path], None], ...] = ()
     charged: str | None = "account/ledger.db"
-    repeats: bool = True
-    done: str | None = None
-    onward: tuple[str, ...] = ()
+    renamed: tuple[str, str] | None = None
     then: tuple[str, ...] = ()
     anew: bool = False
 
@@ -309,34 +338,40 @@ class Command:
                 ended = server.run(words, folder)
                 assert ended.code == 0, ended.stderr
 
-    def next_words(self, server: Server, folder: Path) -> tuple[str, ...]:
-        """What is typed after a fault, or a second time."""
-        if not self.onward or self.charged is None:
-            return self.words
-        entries = charges(account(server, folder, self.charged))
-        return self.onward if entries > len(self.before) else self.words
-
-    def outcome(self, server: Server, folder: Path, ended: Ended) -> Any:
+    def outcome(self, server: Server, folder: Path, ended: Ended) -> Outcome:
         """What is there in the end, and the account's entries."""
-        left = self.leaves(folder, ended)
+        files = self.leaves(folder, ended)
         if self.then:
             process = server.run(self.then, folder)
-            left = (left, process.code, process.stdout)
+            files = (files, process.code, process.stdout)
         if self.charged is None:
-            return left, None
+            return Outcome(files, None, accounts_in(folder))
         process = account(server, folder, self.charged)
+        text = re.sub(r'"at": (?:[0-9]+|"[^"]*")|"digest": "[0-9a-f]+"', "", process.stdout)
+        entries: Any = process.code, text  # when it was asked differs
         if self.anew:
-            assert charges(process) > 1, "nothing was charged anew"
-            return left, unanswered(folder / self.charged)
-        return left, (
-            process.code,
-            re.sub(r'"at": (?:[0-9]+|"[^"]*")|"digest": "[0-9a-f]+"', "", process.stdout),
-        )  # when it was asked
+            entries = charges(process), unanswered(folder / self.charged)
+        return Outcome(files, entries, accounts_in(folder))
 
 
 def account(server: Server, folder: Path, path: str) -> Ended:
     """What an account says of its charges."""
     return server.run(["account", "show", path, "--json"], folder)
+
+
+def accounts_in(folder: Path) -> int:
+    """How many accounts there are."""
+    return sum(is_account(path) for path in folder.rglob("*") if path.is_file())
+
+
+def is_account(path: Path) -> bool:
+    """Whether a file is one of SQLite with the tables of an account."""
+    with open(path, "rb") as file:
+        if file.read(16) != b"SQLite format 3\0":
+            return False
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    return {"log", "blobs"} <= tables
 
 
 def charges(process: Ended) -> int:
@@ -389,16 +424,16 @@ BUDGET = ("session", "budget", "small", "--json")
 INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
-    "init": Command(visits, INIT, lines("dpstream.toml", "in.secret"), charged=None,
-                    repeats=False, done="is in dpstream.toml already", then=("plan", "--json")),
+    "init": Command(visits, INIT, lines("in.secret"), charged=None,
+                    then=("plan", "in", "--json")),
     "secret new": Command(empty, ("secret", "new", "noise.secret"), lines("noise.secret"),
-                       charged=None, repeats=False, done="exists"),
+                       charged=None, renamed=("noise.secret", "other.secret")),
     "run": Command(stream, RUN, released("out")),
-    "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), onward=RUN),
+    "run --fresh": Command(stream, (*RUN, "--fresh"), both_runs, (RUN,), anew=True),
     "workload answer": Command(stream, (*ANSWER, "answers"), released("answers")),
     "workload answer --fresh": Command(
-        stream, (*ANSWER, "again", PURELY, "--fresh"), nothing, ((*ANSWER, "answers", PURELY),),
-        repeats=False, done="not of this answer", anew=True),
+        stream, (*ANSWER, "again", PURELY, "--fresh"), names("again"),
+        ((*ANSWER, "answers", PURELY),), renamed=("again", "third"), anew=True),
     f"workload answer {PURELY}": Command(stream, (*ANSWER, "answers", PURELY),
                                          released("answers")),
     "workload answer --tables": Command(
@@ -408,20 +443,22 @@ COMMANDS: Mapping[str, Command] = {
                                            released("answers")),
     "workload answer --from": Command(
         stream, (*ANSWER[:3], "--from", "first", "--out", "a.csv"), released("a.csv"),
-        ((*ANSWER, "first"),), charged=None, repeats=False, done="exists"),
+        ((*ANSWER, "first"),), charged=None),
     "workload plan": Command(stream, ("workload", "plan", "asked.json", "--epsilon", "1",
                                       "--delta", "1e-6", "--cache", "cache", "--json"),
                              printed("rmse"), charged=None),
     "choose": Command(choosing, CHOOSE, released("dpstream.toml")),
-    "choose --fresh": Command(choosing, (*CHOOSE[:-1], "again", "--fresh"), nothing, (CHOOSE,),
-                              repeats=False, done="exists", anew=True),
+    "choose --fresh": Command(choosing, (*CHOOSE[:-1], "again", "--fresh"), lines("*.toml"),
+                              (CHOOSE,), renamed=("again", "third"), anew=True),
     "sql": Command(catalog, SQL, printed("rows")),
+    "sql, of Parquet": Command(parquet, SQL, printed("rows")),
+    "init, of Parquet": Command(
+        parquet, ("init", "part=*/in.parquet", *INIT[2:], "--project", "new.toml"),
+        lines("in.secret"), charged=None, then=("plan", "in", "--project", "new.toml", "--json")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
     "sql, quantiles": Command(catalog, ("sql", QUANTILES, "--json"), printed("rows")),
-    "session init": Command(session, MADE, nothing, charged=None, repeats=False,
-                            done="holds a table already", then=BUDGET),
+    "session init": Command(session, MADE, nothing, charged=None, then=BUDGET),
     "session init, with an account": Command(without_account, MADE, nothing, charged=None,
-                                             repeats=False, done="holds a table already",
                                              then=BUDGET),
     "session migrate": Command(wider, ("session", "migrate", "small", "wide"), nothing,
                                (MADE, ASK), then=("session", "budget", "wide", "--json")),
@@ -434,15 +471,14 @@ COMMANDS: Mapping[str, Command] = {
     "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
     "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
     "session ask --ticket": Command(session, (*ASK, "--ticket", "ticket.json", "--json"),
-                                    nothing, (MADE,), repeats=False, done="exists|ticket"),
+                                    nothing, (MADE,)),
     "session ask --from": Command(session, (*ASK, "--from", "later", "--json"), printed("rows"),
                                   (MADE, ALLOT)),
     "session allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
     "session select": Command(session, ("session", "select", "small", "rich",
                                         "--with-epsilon", "1"), nothing, (MADE,), charged=None),
     "session close": Command(session, ("session", "close", "small", "--arrival", "a",
-                                       "--before", "2"), nothing, (MADE,), repeats=False,
-                             done="closed", then=BUDGET),
+                                       "--before", "2"), nothing, (MADE,), then=BUDGET),
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
     "session picture": Command(session, ("session", "picture", "small", "--out", "p.html"),
                                picture, (MADE, ASK, ALLOT)),
@@ -450,25 +486,21 @@ COMMANDS: Mapping[str, Command] = {
                                charged=None),
     "census execute": Command(census, (*EXECUTE, "out"), released("out"), (GENERATE,)),
     "census execute --fresh": Command(
-        census, (*EXECUTE, "again", "--fresh"), nothing, (GENERATE, (*EXECUTE, "out")),
-        repeats=False, done="exists|not empty", anew=True),
+        census, (*EXECUTE, "again", "--fresh"), names("again"), (GENERATE, (*EXECUTE, "out")),
+        renamed=("again", "third"), anew=True),
     "census execute, households": Command(
         homes, (*EXECUTE, "out"), released("out"), (GENERATE, (*FREELY, "persons"), totals)),
     "census report": Command(
         census, ("census", "report", "free", "--out", "page", "--run", "out"),
-        nothing, (GENERATE, (*FREELY, "out")), charged=None, repeats=False,
-        done="exists|not empty"),
-    "state init": Command(stream, ("state", "init"), nothing, repeats=False,
-                          done="exists|holds a run", then=INFO),
+        names("page"), (GENERATE, (*FREELY, "out")), charged=None),
+    "state init": Command(stream, ("state", "init"), nothing, then=INFO),
     "state backup": Command(stream, ("state", "backup", "--out", "b"),
-                            nothing, (RUN,), repeats=False, done="exists"),
+                            names("b"), (RUN,), renamed=("b", "b2")),
     "state restore": Command(stream, ("state", "restore", "daily", "b", "--replace"),
-                             nothing, (RUN, ("state", "backup", "--out", "b")),
-                             repeats=False, done="exists|kept", then=RUN),
+                             nothing, (RUN, ("state", "backup", "--out", "b")), then=RUN),
     "state expire": Command(stream, ("state", "expire"), nothing, (RUN,), then=INFO),
     "state reshard": Command(stream, ("state", "reshard", "--shards", "2"),
-                             nothing, (RUN,), repeats=False,
-                             done="is the store's number already", then=INFO),
+                             nothing, (RUN,), then=INFO),
     "state releases": Command(stream, ("state", "releases", "--out", "rel"),
                               released("rel"), (RUN,)),
     "account create": Command(empty, CREATE, created, charged=None),
@@ -477,7 +509,7 @@ COMMANDS: Mapping[str, Command] = {
     "account limit": Command(stream, LIMIT, nothing),
     "report": Command(stream, ("report", "--out", "r.html"), nothing, (RUN,)),
     "replay": Command(stream, ("replay", "--to", "folder:grown", "--speed", "max"),
-                      nothing, charged=None, repeats=False, done="exists|not empty"),
+                      nothing, charged=None),
     "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
                             charged=None),
 }  # fmt: skip
@@ -502,6 +534,7 @@ READ_ONLY: Mapping[str, Command] = {
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
     "audit": Command(stream, ("audit", "--trials", "200"), nothing),
 }  # fmt: skip
+ALL: Mapping[str, Command] = {**COMMANDS, **READ_ONLY}
 #: Commands without a question of anybody's data, which write what is made anew each time.
 APART = {
     "demo": "public flights and a stream's own commands, minutes long",

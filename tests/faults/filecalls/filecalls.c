@@ -1,15 +1,18 @@
-/* A library that is preloaded into a program: it counts the calls that change files below one
- * folder, and at the n-th it kills the process, tears the write, or fails the call.
+/* A library that is preloaded into a program: it counts the calls that use files below one folder,
+ * and at the n-th it kills the process, tears the write, or fails the call.
  *
- * Calls: open for writing, write, fsync, truncate, rename, link, unlink, mkdir, rmdir.  The count
- * is shared by a process and its children.  Each call is also written to a journal, with what it
- * wrote, from which `disk.py` rebuilds the folder after a loss of power.  Nothing happens before
- * `filecalls_arm` is called; the program's own code does not know of any of this.
+ * Calls that change: open for writing, write, fsync, truncate, rename, link, unlink, mkdir, rmdir.
+ * Calls that look: open for reading (a folder too), read, lock.  The count is shared by a process
+ * and its children.  Each call is also written to a journal, with what it wrote, from which
+ * `disk.py` rebuilds the folder after a loss of power.  Nothing happens before `filecalls_arm` is
+ * called; the program's own code does not know of any of this.  A failure meets calls of some kinds:
+ * a full disk can be read.
  *
  * Journal: records of a header (struct record, little endian) and three byte strings: the path
  * relative to the folder, the second path (rename, link), and the data.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -28,7 +32,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { OPEN = 1, WRITE, SYNC, TRUNCATE, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYMLINK };
+/* NOTHING: a call that the system refused, which has a number too. */
+enum { NOTHING, OPEN, WRITE, SYNC, TRUNCATE, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYMLINK,
+       LOOK, READ, LOCK };
 enum { NONE, KILL, TEAR, FAIL };
 
 struct record {
@@ -42,16 +48,12 @@ static struct {
     volatile int armed;
     char under[PATH_MAX];
     size_t length;
-    int action, code, sticky, journal;
+    int action, code, sticky, kinds, journal;
     long at;
     volatile long *count; /* shared with children */
 } plan;
 
 static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
-
-#define REAL(name, type) \
-    static type real; \
-    if (!real) real = (type)dlsym(RTLD_NEXT, name)
 
 static ssize_t raw_write(int fd, const void *data, size_t size) {
     const char *at = data;
@@ -67,14 +69,17 @@ static ssize_t raw_write(int fd, const void *data, size_t size) {
     return (ssize_t)size;
 }
 
-/* Begin to count below a folder. at = 0 counts only. journal may be NULL. */
-int filecalls_arm(const char *under, long at, int action, int code, int sticky, const char *journal) {
+/* Begin to count below a folder. at = 0 counts only. journal may be NULL.  kinds: the bits (1 << kind)
+ * of calls that fail. */
+int filecalls_arm(const char *under, long at, int action, int code, int sticky, int kinds,
+                  const char *journal) {
     if (!realpath(under, plan.under)) return -1;
     plan.length = strlen(plan.under);
     plan.count = mmap(NULL, sizeof(long), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (plan.count == MAP_FAILED) return -1;
     *plan.count = 0;
     plan.at = at, plan.action = action, plan.code = code, plan.sticky = sticky;
+    plan.kinds = kinds;
     plan.journal = journal ? (int)syscall(SYS_openat, AT_FDCWD, journal,
                                           O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600)
                            : -1;
@@ -137,11 +142,12 @@ static void note(uint32_t kind, uint32_t flags, int64_t offset, const char *path
 }
 
 /* What to do at this call: NONE, TEAR, or FAIL (errno is set). KILL does not return. */
-static int turn(void) {
+static int turn(int kind) {
     long n = __sync_add_and_fetch(plan.count, 1);
     if (!plan.at || plan.action == NONE || n < plan.at || (n > plan.at && !plan.sticky)) return NONE;
     if (plan.action == KILL) kill(getpid(), SIGKILL);
     if (plan.action == TEAR) return n == plan.at ? TEAR : NONE;
+    if (!(plan.kinds & 1 << kind)) return NONE;
     errno = plan.code;
     return FAIL;
 }
@@ -152,16 +158,16 @@ static int turn(void) {
 static int opened(int folder, const char *name, int flags, mode_t mode) {
     char path[PATH_MAX];
     int writes = (flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC));
-    if (!writes || !below(folder, name, path))
+    if (!below(folder, name, path))
         return (int)syscall(SYS_openat, folder, name, flags, mode);
     ENTER;
     int fd = -1;
-    if (turn() != FAIL) {
+    if (turn(writes ? OPEN : LOOK) != FAIL) {
         struct stat before;
         int created = (flags & O_CREAT) && lstat(path, &before) != 0;
         fd = (int)syscall(SYS_openat, folder, name, flags, mode);
-        if (fd >= 0)
-            note(OPEN, (created ? 1u : 0u) | ((flags & O_TRUNC) ? 2u : 0u), mode, path, NULL, NULL, 0);
+        note(!writes ? LOOK : fd < 0 ? NOTHING : OPEN, (created ? 1u : 0u) | ((flags & O_TRUNC) ? 2u : 0u),
+             mode, path, NULL, NULL, 0);
     }
     LEAVE;
     return fd;
@@ -195,13 +201,82 @@ int creat(const char *path, mode_t mode) {
     return opened(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode);
 }
 
+#define OPENER_2(name) \
+    int name(const char *path, int flags) { return opened(AT_FDCWD, path, flags, 0); }
+OPENER_2(__open_2)
+OPENER_2(__open64_2)
+#define OPENER_AT_2(name) \
+    int name(int folder, const char *path, int flags) { return opened(folder, path, flags, 0); }
+OPENER_AT_2(__openat_2)
+OPENER_AT_2(__openat64_2)
+
+DIR *opendir(const char *name) {
+    int fd = opened(AT_FDCWD, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    return fd < 0 ? NULL : fdopendir(fd);
+}
+
+/* Whether a call that looks may happen; noted either way, so that the numbers stay. */
+static int looks(int fd, int kind) {
+    char path[PATH_MAX];
+    if (!open_below(fd, path)) return 1;
+    ENTER;
+    int may = turn(kind) != FAIL;
+    if (may) note((uint32_t)kind, 0, 0, path, NULL, NULL, 0);
+    LEAVE;
+    return may;
+}
+ssize_t read(int fd, void *data, size_t size) {
+    return looks(fd, READ) ? syscall(SYS_read, fd, data, size) : -1;
+}
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+    return looks(fd, READ) ? syscall(SYS_pread64, fd, data, size, at) : -1;
+}
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) { return pread(fd, data, size, at); }
+ssize_t __read_chk(int fd, void *data, size_t size, size_t room) {
+    return size > room ? (errno = EFAULT, -1) : read(fd, data, size);
+}
+ssize_t __pread_chk(int fd, void *data, size_t size, off_t at, size_t room) {
+    return size > room ? (errno = EFAULT, -1) : pread(fd, data, size, at);
+}
+ssize_t __pread64_chk(int fd, void *data, size_t size, off64_t at, size_t room) {
+    return __pread_chk(fd, data, size, at, room);
+}
+ssize_t readv(int fd, const struct iovec *parts, int n) {
+    return looks(fd, READ) ? syscall(SYS_readv, fd, parts, n) : -1;
+}
+ssize_t preadv(int fd, const struct iovec *parts, int n, off_t at) {
+    return looks(fd, READ) ? syscall(SYS_preadv, fd, parts, n, (long)at, (long)0) : -1;
+}
+ssize_t preadv64(int fd, const struct iovec *parts, int n, off64_t at) { return preadv(fd, parts, n, at); }
+
+int flock(int fd, int how) {
+    if (!(how & LOCK_UN) && !looks(fd, LOCK)) return -1;
+    return (int)syscall(SYS_flock, fd, how);
+}
+int fcntl(int fd, int command, ...) {
+    va_list rest;
+    va_start(rest, command);
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    int locks = command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW;
+    if (locks && ((struct flock *)argument)->l_type != F_UNLCK && !looks(fd, LOCK)) return -1;
+    return (int)syscall(SYS_fcntl, fd, command, argument);
+}
+int fcntl64(int fd, int command, ...) {
+    va_list rest;
+    va_start(rest, command);
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    return fcntl(fd, command, argument);
+}
+
 static ssize_t written(int fd, const void *data, size_t size, off_t offset) {
     char path[PATH_MAX];
     ssize_t done = -1;
     if (!open_below(fd, path))
         return offset < 0 ? syscall(SYS_write, fd, data, size) : syscall(SYS_pwrite64, fd, data, size, offset);
     ENTER;
-    int what = turn();
+    int what = turn(WRITE);
     if (what != FAIL) {
         off_t at = offset;
         if (at < 0) {
@@ -209,7 +284,7 @@ static ssize_t written(int fd, const void *data, size_t size, off_t offset) {
         }
         size_t part = what == TEAR ? size / 2 : size;
         done = offset < 0 ? syscall(SYS_write, fd, data, part) : syscall(SYS_pwrite64, fd, data, part, offset);
-        if (done > 0) note(WRITE, 0, at, path, NULL, data, (size_t)done);
+        note(done > 0 ? WRITE : NOTHING, 0, at, path, NULL, data, done > 0 ? (size_t)done : 0);
         if (what == TEAR) kill(getpid(), SIGKILL);
     }
     LEAVE;
@@ -259,7 +334,7 @@ static int synced(int fd, long number) {
     if (!open_below(fd, path)) return (int)syscall(number, fd);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(SYNC) != FAIL) {
         struct stat info;
         done = 0; /* the disk is that of the recorder */
         note(SYNC, fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) ? 1 : 0, 0, path, NULL, NULL, 0);
@@ -275,9 +350,9 @@ static int shortened(int fd, off_t size) {
     if (!open_below(fd, path)) return (int)syscall(SYS_ftruncate, fd, size);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(TRUNCATE) != FAIL) {
         done = (int)syscall(SYS_ftruncate, fd, size);
-        if (done == 0) note(TRUNCATE, 0, size, path, NULL, NULL, 0);
+        note(done == 0 ? TRUNCATE : NOTHING, 0, size, path, NULL, NULL, 0);
     }
     LEAVE;
     return done;
@@ -289,9 +364,9 @@ static int cut(const char *name, off_t size) {
     if (!below(AT_FDCWD, name, path)) return (int)syscall(SYS_truncate, name, size);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(TRUNCATE) != FAIL) {
         done = (int)syscall(SYS_truncate, name, size);
-        if (done == 0) note(TRUNCATE, 0, size, path, NULL, NULL, 0);
+        note(done == 0 ? TRUNCATE : NOTHING, 0, size, path, NULL, NULL, 0);
     }
     LEAVE;
     return done;
@@ -321,9 +396,9 @@ static int moved(int from, const char *old, int to, const char *fresh, unsigned 
         return (int)syscall(SYS_renameat2, from, old, to, fresh, flags);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(RENAME) != FAIL) {
         done = (int)syscall(SYS_renameat2, from, old, to, fresh, flags);
-        if (done == 0) note(RENAME, flags, 0, path, other, NULL, 0);
+        note(done == 0 ? RENAME : NOTHING, flags, 0, path, other, NULL, 0);
     }
     LEAVE;
     return done;
@@ -340,9 +415,9 @@ static int linked(int from, const char *old, int to, const char *fresh, int flag
         return (int)syscall(SYS_linkat, from, old, to, fresh, flags);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(LINK) != FAIL) {
         done = (int)syscall(SYS_linkat, from, old, to, fresh, flags);
-        if (done == 0) note(LINK, 0, 0, path, other, NULL, 0);
+        note(done == 0 ? LINK : NOTHING, 0, 0, path, other, NULL, 0);
     }
     LEAVE;
     return done;
@@ -356,9 +431,9 @@ int symlinkat(const char *target, int folder, const char *name) {
     if (!below(folder, name, path)) return (int)syscall(SYS_symlinkat, target, folder, name);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(SYMLINK) != FAIL) {
         done = (int)syscall(SYS_symlinkat, target, folder, name);
-        if (done == 0) note(SYMLINK, 0, 0, path, NULL, target, strlen(target));
+        note(done == 0 ? SYMLINK : NOTHING, 0, 0, path, NULL, target, strlen(target));
     }
     LEAVE;
     return done;
@@ -370,9 +445,9 @@ static int removed(int folder, const char *name, int flags) {
     if (!below(folder, name, path)) return (int)syscall(SYS_unlinkat, folder, name, flags);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(flags & AT_REMOVEDIR ? RMDIR : UNLINK) != FAIL) {
         done = (int)syscall(SYS_unlinkat, folder, name, flags);
-        if (done == 0) note(flags & AT_REMOVEDIR ? RMDIR : UNLINK, 0, 0, path, NULL, NULL, 0);
+        note(done < 0 ? NOTHING : flags & AT_REMOVEDIR ? RMDIR : UNLINK, 0, 0, path, NULL, NULL, 0);
     }
     LEAVE;
     return done;
@@ -390,9 +465,9 @@ static int made(int folder, const char *name, mode_t mode) {
     if (!below(folder, name, path)) return (int)syscall(SYS_mkdirat, folder, name, mode);
     ENTER;
     int done = -1;
-    if (turn() != FAIL) {
+    if (turn(MKDIR) != FAIL) {
         done = (int)syscall(SYS_mkdirat, folder, name, mode);
-        if (done == 0) note(MKDIR, 0, mode, path, NULL, NULL, 0);
+        note(done == 0 ? MKDIR : NOTHING, 0, mode, path, NULL, NULL, 0);
     }
     LEAVE;
     return done;

@@ -32,7 +32,7 @@ import ctypes, os, sys
 from dpstream.pipelines.cli.main import main
 folder, at, action, journal = sys.argv[1:5]
 ctypes.CDLL(os.environ["LD_PRELOAD"]).filecalls_arm(
-    folder.encode(), ctypes.c_long(int(at)), int(action), 0, 0, journal.encode())
+    folder.encode(), ctypes.c_long(int(at)), int(action), 0, 0, 0, journal.encode())
 sys.argv = ["dpstream", *sys.argv[5:]]
 main()
 """

@@ -26,9 +26,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.faults.filecalls.disk import (
+    LINK,
+    LOCK,
+    LOOK,
+    MKDIR,
+    OPEN,
+    READ,
+    RENAME,
+    RMDIR,
+    SYMLINK,
+    SYNC,
+    TRUNCATE,
+    UNLINK,
+    WRITE,
+)
+
+#: Calls that make, remove or rename an entry of a folder; and all calls that change something.
+_ENTRIES = (OPEN, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYMLINK)
+_CHANGES = (*_ENTRIES, WRITE, SYNC, TRUNCATE)
+#: Failures, each with the calls that a system fails so.  EACCES at a lock says who has it.
+ERRORS = {
+    "EIO": (*_CHANGES, LOOK, READ, LOCK),
+    "ESTALE": (*_CHANGES, LOOK, READ, LOCK),
+    "ENOMEM": (*_CHANGES, LOOK, READ, LOCK),
+    "EACCES": (*_ENTRIES, LOOK),
+    "ENOLCK": (LOCK,),
+    "ENOSPC": _CHANGES,
+    "EDQUOT": _CHANGES,
+    "EROFS": _CHANGES,
+    "EMFILE": (OPEN, LOOK),
+    "EINTR": _CHANGES,
+}
 #: What can happen at a call.
-ACTIONS = {"count": 0, "kill": 1, "tear": 2, **{name: 3 for name in (
-    "EIO", "ENOSPC", "EROFS", "EDQUOT", "EMFILE", "EINTR")}}  # fmt: skip
+ACTIONS = {"count": 0, "kill": 1, "tear": 2, **dict.fromkeys(ERRORS, 3)}
 #: Modules that start something at import, or need what these tests do not.
 OPTIONAL = ("beam_yaml", "prism_build", "__main__")
 #: No command of these tests needs as long.
@@ -54,6 +85,11 @@ def library() -> Path:
                        check=True)  # fmt: skip
         draft.rename(built)
     return built
+
+
+def kinds_of(action: str) -> int:
+    """The calls that an action meets, as the library takes them."""
+    return sum(1 << kind for kind in ERRORS.get(action, ()))
 
 
 @dataclass(frozen=True)
@@ -106,7 +142,7 @@ class Server:
         out = folder.parent / f"{folder.name}.printed"
         order = {
             "args": list(args), "folder": str(folder), "at": at, "action": ACTIONS[action],
-            "code": getattr(errno, action, 0), "sticky": sticky,
+            "code": getattr(errno, action, 0), "sticky": sticky, "kinds": kinds_of(action),
             "journal": None if journal is None else str(journal), "out": str(out),
             "noise": None if noise is None else str(noise), "held": held,
             "fixed": fixed, "kind": kind,
@@ -135,8 +171,8 @@ def serving() -> Iterator[Server]:
         server.close()
 
 
-def _run_ids() -> None:
-    """Run ids by the function that draws them, and by the charges before or how often it did."""
+def _run_ids(charges: int) -> None:
+    """Run ids by the function that draws them, how often it did, and the charges before."""
     import secrets
 
     drawn: dict[str, int] = {}
@@ -150,12 +186,23 @@ def _run_ids() -> None:
         name = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
         drawn[name] = drawn.get(name, 0) + 1
         account = frame.f_locals.get("account")
-        number = drawn[name] if account is None else len(account.charges)
+        number = f"{drawn[name]} of {charges}" if account is None else len(account.charges)
         # A second run of one job is another one.
         name = f"{name} {number}{' anew' * ('--fresh' in sys.argv)}"
         return hashlib.sha256(name.encode()).hexdigest()[:32]
 
     secrets.token_hex = token_hex
+
+
+def _charges(account: Path) -> int:
+    """How many charges an account has."""
+    from dpstream.accounting.errors import DpstreamError
+    from dpstream.state.ledger.events import Charge
+    from dpstream.state.ledger.open import read_ledger
+
+    with contextlib.suppress(DpstreamError):
+        return sum(isinstance(entry.event, Charge) for entry in read_ledger(account))
+    return 0
 
 
 def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
@@ -171,12 +218,12 @@ def _child(order: dict[str, Any], calls: ctypes.CDLL) -> None:
     sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
     os.chdir(order["folder"])
     if order["fixed"]:
-        _run_ids()
+        _run_ids(_charges(Path("account/ledger.db")))
     sys.argv = ["dpstream", *order["args"]]
     journal = order["journal"]
     calls.filecalls_arm(
         order["folder"].encode(), ctypes.c_long(order["at"]), order["action"], order["code"],
-        int(order["sticky"]), journal.encode() if journal else None,
+        int(order["sticky"]), order["kinds"], journal.encode() if journal else None,
     )  # fmt: skip
     signal.alarm(LONGEST)
     with contextlib.ExitStack() as stack:

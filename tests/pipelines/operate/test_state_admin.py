@@ -109,6 +109,8 @@ def test_only_what_all_shards_have_committed_is_exported(
         return [(w, s, 2 if (w, s) == (0, 1) else t) for w, s, t in rows]
 
     monkeypatch.setattr(SqliteStore, "progress", behind)
+    refused("store", 3, "releases", finished, "--out", tmp_path / "part")  # the sink has more
+    shutil.rmtree(tmp_path / "out")
     assert call("releases", finished, "--out", tmp_path / "part").exit_code == 0
     names = sorted(files(tmp_path / "part"))
     assert names == [f"window-000000/trigger-00000{t}.parquet" for t in (1, 2)]

@@ -149,7 +149,7 @@ def changed(path: str, value: Any, within: tuple[str, ...] = ("table", "rides"))
         ("path", None, "path", "is required"),
         ("path", "rides.txt", "path", "is of no known kind"),
         ("path", "gs://rides/a.csv", "path", "is a URL"),
-        ("path", "a\0.csv", "path", "must be a path"),
+        ("path", "a\0.csv", "path", "NUL"),
         ("coordinates", "", "coordinates", "must not be empty"),
         ("coordinates", "s3://x", "coordinates", "is a URL"),
         ("record_id", {"column": "a", "type": "bytes"}, "record_id.type", "is not one of"),

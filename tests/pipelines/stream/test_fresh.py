@@ -18,6 +18,7 @@ from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from dpstream.state.sqlite.file import connect
 from tests import accounts, growing
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import PROJECT, visits, with_account
@@ -126,12 +127,20 @@ def other_shards(folder: Path) -> None:
         file.write("shards = 2\n")
 
 
+def damage(folder: Path) -> None:
+    """A table of the store is lost."""
+    with contextlib.closing(connect(folder / "daily.store.db")) as db, db:
+        db.execute("DROP TABLE selections")
+
+
 def another_input(folder: Path) -> None:
     table = pq.read_table(folder / "visits.parquet")
     pq.write_table(table.slice(1), folder / "visits.parquet")
 
 
-@pytest.mark.parametrize("change", [another_plan, another_secret, other_shards, another_input])
+@pytest.mark.parametrize(
+    "change", [another_plan, another_secret, other_shards, another_input, damage]
+)
 def test_what_is_another_run_begins_one(place: Path, change: Callable[[Path], None]) -> None:
     """One noise, one input, one charge: the run that failed is kept, and the new one is charged."""
     with full_disk():

@@ -219,4 +219,4 @@ def test_no_file_and_a_byte_order_mark(spoilt: Office, tmp_path: Path) -> None:
     path.unlink()
     assert faults_of(spoilt) == [("", "is missing")]
     path.mkdir()
-    assert faults_of(spoilt) == [("", "cannot be read")]
+    assert faults_of(spoilt) == [("", "cannot be read: it is a folder")]

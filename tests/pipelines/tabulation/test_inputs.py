@@ -68,7 +68,7 @@ def test_headers_of_records(spoilt: Office) -> None:
     assert [fault.rule for fault in spoilt.faults()] == ["is missing"]
     assert load(spoilt.parameters, spoilt.data, Choice("p"), records=False).totals is None
     path.mkdir()
-    assert [fault.rule for fault in spoilt.faults()] == ["cannot be read"]
+    assert [fault.rule for fault in spoilt.faults()] == ["cannot be read: it is a folder"]
 
 
 def test_no_fault_shows_a_value(spoilt: Office) -> None:

@@ -140,7 +140,10 @@ def test_a_header_alone_and_no_file(tmp_path: Path) -> None:
     faults = Faults("x")
     assert text.read_rows(tmp_path / "no.txt", ["A"], faults) is None
     assert text.read_rows(tmp_path, ["A"], faults) is None
-    assert [fault.rule for fault in faults.faults] == ["is missing", "cannot be read"]
+    assert [fault.rule for fault in faults.faults] == [
+        "is missing",
+        "cannot be read: it is a folder",
+    ]
 
 
 def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

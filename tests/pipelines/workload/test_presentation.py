@@ -15,7 +15,7 @@ from tests.pipelines.cli.called import call, refused
 from tests.pipelines.workload.survey import DOMAIN, survey, workload, write
 from tests.pipelines.workload.test_choosing import charges
 
-MORE = [*DOMAIN, {"name": "region", "values": [3, 1, 2]}]
+MORE: list[Any] = [*DOMAIN, {"name": "region", "values": [3, 1, 2]}]
 QUERIES: list[dict[str, Any]] = [
     {"factors": {"age": "range", "sex": "identity", "region": "prefix"}},
     {"weight": 2, "factors": {"sex": "identity", "age": "prefix"}},
@@ -98,7 +98,7 @@ def test_names_that_the_job_gives_cost_nothing(tmp_path: Path) -> None:
     survey(tmp_path, 300)
     project, first = tmp_path / "dpstream.toml", None
     text = project.read_text()
-    given = ("workload", "answer", tmp_path / "query_set.json", "--project", tmp_path, "--cache",
+    given = ("workload", "answer", tmp_path / "asked.json", "--project", tmp_path, "--cache",
              tmp_path / "cache", "--quiet", "--tables")  # fmt: skip
     key = 'key = ["sex", { column = "age", type = "int" }]'
     assert key in text
@@ -156,7 +156,7 @@ def test_a_workload_of_more_attributes_than_a_key_has_columns(tmp_path: Path) ->
             (union, ()), (pure, ("--mechanism", "geometric")), (pure, ("--tables",))
         ]  # fmt: skip
         for number, (file, how) in enumerate(questions):
-            words = (
+            words: tuple[str | Path, ...] = (
                 "workload",
                 "answer",
                 file,

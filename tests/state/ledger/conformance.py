@@ -295,7 +295,7 @@ def rows(open_again: Open) -> None:
         assert ledger.tokens("run") == {"a": None, "b": "a"}
         assert ledger.history().limit == accounts.LIMIT
         assert not ledger.history().tables and not ledger.history().closed
-        question_row = (charge(1).run_id, "asked", b"\0grant", None, None, None, None)
+        question_row = (charge(1).run_id, "asked", b"\0grant", None, None)
         assert ledger.request_of(charge(1).run_id) == question_row
     with two.transaction():
         two.answer(charge(1).run_id, b"\xff", "digest")
@@ -303,11 +303,9 @@ def rows(open_again: Open) -> None:
         two.append(charge(2))
         two.ask(charge(2).run_id, "asked")
         two.append(TableNamed("table"))
-    with one.transaction():
-        one.put_view(charge(1).run_id, b"", "of the view")
     assert [question.receipt for question in one.requests_alike("asked")] == [b"\xff", None]
     first = two.request_of(charge(1).run_id)
-    assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest", b"", "of the view")
+    assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest")
     assert one.request_of("none") is None and one.requests_alike("none") == []
     assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
     assert one.head() == two.head() and one.head().seq == 5 and one.history().tables == {"table"}

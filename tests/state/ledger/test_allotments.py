@@ -126,7 +126,7 @@ def test_what_was_paid_can_be_drawn_until_the_range_is_closed(tmp_path: Path, se
             else:
                 read = table.space.box(age=(ages.start, ages.stop), epsilon=(1_000, None))
                 amount = MOST // 4 * int(rng.integers(1, 5))
-                order = Order("epsilon", amount, "ann", lambda _, of=read: of, allot=True)
+                order = Order("epsilon", amount, "ann", lambda _: read, allot=True)  # noqa: B023
                 enough = (MOST - spent[ages, 4] >= amount).all() and not closed[ages].any()
                 try:
                     run_id = account.pay(f"a{turn}", order).run_id

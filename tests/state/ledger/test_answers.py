@@ -168,7 +168,7 @@ def test_a_receipt_without_a_draw_is_committed_with_its_charge(ledger: Ledger) -
     assert register.begin("asked", lambda _, __: Decision(charge(2), b""), True).charged
 
 
-def test_a_receipt_or_view_of_another_charge_is_noticed(again: Open) -> None:
+def test_a_receipt_of_another_charge_is_noticed(again: Open) -> None:
     """By the digest that binds it to its charge, whatever the log holds."""
     with contextlib.closing(again()) as ledger:
         register = Asker(ledger, "sql")
@@ -176,11 +176,10 @@ def test_a_receipt_or_view_of_another_charge_is_noticed(again: Open) -> None:
         register.charged(charge(2), "other")
         with ledger.transaction():
             ledger.answer(charge(2).run_id, first.receipt, first.digest)
-            ledger.put_view(first.run_id, b"view", first.digest)
     with contextlib.closing(again()) as ledger:
-        for run in (1, 2):
-            with pytest.raises(PolicyError, match="was changed"):
-                Asker(ledger, "sql").read(charge(run).run_id)
+        assert Asker(ledger, "sql").read(charge(1).run_id) is not None
+        with pytest.raises(PolicyError, match="was changed"):
+            Asker(ledger, "sql").read(charge(2).run_id)
 
 
 def test_only_bytes_that_stand_in_the_ledger_are_large(ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +21,16 @@ from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.head import Chain, HeadFile, Tokens
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, head_file_of, open_ledger
+from dpstream.state.ledger.recovery import recover
 from tests import accounts
+from tests.faults.damage import flip
 from tests.faults.filecalls.disk import WRITE, Disk, calls
 from tests.faults.filecalls.server import ACTIONS, library
 from tests.state.ledger.conformance import charge
 
 ROOT = Path(__file__).parents[3]
+#: Where the second slot and the log begin.
+SLOT, LOG = 4096, 8192
 
 
 @pytest.fixture
@@ -148,55 +153,98 @@ def test_a_database_without_a_naming_file_has_its_head_in_the_users_folder(
 # --- torn, damaged, at once ----------------------------------------------------------------------
 
 
-def test_any_part_of_a_write_leaves_a_head(place: AccountPlace) -> None:
-    """After any torn write the file proves what it proved before, or the new end."""
+def torn(before: bytes, after: bytes, rng: random.Random) -> bytes:
+    """Some sectors of bytes that were written over others."""
+    parts = bytearray(after)
+    for start in range(0, len(after), 512):
+        if rng.random() < 0.5:
+            part = before[start : start + 512]
+            parts[start : start + 512] = part + bytes(len(after[start:][:512]) - len(part))
+    return bytes(parts)
+
+
+@pytest.mark.filterwarnings("ignore:one of the two slots")
+def test_any_part_of_an_advance_leaves_a_head(place: AccountPlace) -> None:
+    """The lines are on disk before the slot: the file proves what it did before, or more."""
     head_file, rng = head_of(place), random.Random(3)
     charged(place, 1)
     before, old = head_file.path.read_bytes(), end(place)
-    for run in range(2, 12):
+    for run in range(2, 7):
         charged(place, run)
         after, new = head_file.path.read_bytes(), end(place)
-        for _ in range(20):
-            torn = bytearray(after)
-            for start in range(0, len(after), 512):
-                if rng.random() < 0.5:
-                    part = before[start : start + 512]
-                    torn[start : start + 512] = part + bytes(len(after[start:][:512]) - len(part))
-            head_file.path.write_bytes(torn)
-            head, chain = head_file.head(), head_file.chain()
-            assert head is not None and (head.seq, head.digest) in (old, new)
-            assert len(chain.digests) >= old[0]
-            with contextlib.closing(open_ledger(place)) as ledger:
-                ledger.keep_head()
-            assert proven(head_file) == new
+        for _ in range(5):
+            lines = before[:LOG] + torn(before[LOG:], after[LOG:], rng)
+            slots = torn(before[:LOG], after[:LOG], rng) + after[LOG:]
+            byte = rng.randrange(300)
+            at = 0 if before[:SLOT] != after[:SLOT] else SLOT
+            slot = before[:at] + after[at : at + byte] + before[at + byte : LOG] + after[LOG:]
+            for part in (lines, slots, slot):
+                head_file.path.write_bytes(part)
+                assert old[0] <= proven(head_file)[0] <= new[0]
+                with contextlib.closing(open_ledger(place)) as ledger:
+                    ledger.keep_head()
+                assert proven(head_file) == new
         before, old = head_file.path.read_bytes(), new
 
 
-def test_damage_is_noticed(place: AccountPlace) -> None:
-    """A flipped bit is refused where it is read, or changes nothing."""
-    charged(place, *range(1, 8))
-    head_file = head_of(place)
-    content, chain, rng = head_file.path.read_bytes(), head_file.chain(), random.Random(5)
-    ends, damaged = set[tuple[int, str]](), 0
-    for at in [
-        *range(0, 300, 7),
-        *range(4096, 4400, 7),
-        *rng.sample(range(8192, len(content)), 60),
-    ]:
+def rotten(content: bytes, rng: random.Random) -> Iterator[bytes]:
+    """One flipped bit, or one sector of zeros, at places of slots and log."""
+    log = range(LOG, len(content))
+    for at in [*range(0, 200, 19), *range(SLOT, SLOT + 200, 19), *rng.sample(log, 10)]:
         flipped = bytearray(content)
         flipped[at] ^= 1 << rng.randrange(8)
-        head_file.path.write_bytes(flipped)
+        yield bytes(flipped)
+    for at in range(0, len(content), 512):
+        zeros = bytes(len(content[at : at + 512]))
+        if content[at : at + 512] != zeros:
+            yield content[:at] + zeros + content[at + 512 :]
+
+
+@pytest.mark.filterwarnings("ignore:one of the two slots")
+def test_rot_never_proves_less(place: AccountPlace, tmp_path: Path) -> None:
+    """An older account is refused, and recovered to the last charge or not at all."""
+    backup = tmp_path / "backup.db"
+    charged(place, *range(1, 4))
+    shutil.copy(place.path, backup)
+    charged(place, *range(4, 8))
+    head_file, newest, outcomes = head_of(place), end(place), Counter[str]()
+    content, account = head_file.path.read_bytes(), Path(place.path).read_bytes()
+    for part in rotten(content, random.Random(5)):
+        head_file.path.write_bytes(part)
+        shutil.copy(backup, place.path)
+        with pytest.raises(PolicyError):
+            open_ledger(place)
         try:
-            seen = head_file.chain()
+            with contextlib.closing(open_ledger(place, recovering=True)) as ledger:
+                recover(ledger)
         except PolicyError:
-            damaged += 1
-            continue
-        ends.add((len(seen.digests), seen.digests[-1]))
-        assert seen.digests == chain.digests[: len(seen.digests)]
-    assert damaged > 50 and len(ends) <= 2
+            outcomes["refused"] += 1
+        else:
+            outcomes["recovered"] += 1
+            assert end(place)[0] >= newest[0] and proven(head_file) == end(place)
+            assert len(accounts.charges(place.path)) == 7
+        Path(place.path).write_bytes(account)  # the newest account is never refused for long
+        head_file.path.write_bytes(part)
+        with contextlib.suppress(PolicyError), contextlib.closing(open_ledger(place)) as ledger:
+            ledger.keep_head()
+            assert proven(head_file) == newest
+    assert outcomes["refused"] > 10 and outcomes["recovered"] > 20, outcomes
     head_file.path.write_bytes(b"no head")
     with pytest.raises(PolicyError, match="damaged head file"):
         open_ledger(place)
+
+
+def test_a_rotten_slot_is_named_and_written_again(place: AccountPlace) -> None:
+    charged(place, 1, 2)
+    head_file = head_of(place)
+    content = head_file.path.read_bytes()
+    for at in (0, SLOT):
+        flip(head_file.path, 8 * (at + 50))
+        with pytest.warns(UserWarning, match="one of the two slots"):
+            charged(place, 10 + at)
+        charged(place, 11 + at)
+        assert proven(head_file) == end(place)
+        assert head_file.path.read_bytes() != content
 
 
 def test_several_processes_at_once(place: AccountPlace) -> None:
@@ -321,7 +369,7 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger
 from tests.state.ledger.conformance import charge
 folder = Path({folder!r})
 ctypes.CDLL(os.environ["LD_PRELOAD"]).filecalls_arm(
-    str(folder).encode(), ctypes.c_long(0), {action}, 0, 0, {journal!r}.encode())
+    str(folder).encode(), ctypes.c_long(0), {action}, 0, 0, 0, {journal!r}.encode())
 place = AccountPlace(str(folder / "account.db"), "d", {id!r}, file=str(folder / "job.toml"))
 shown = os.open(folder / "shown", os.O_WRONLY | os.O_APPEND)
 for run in range(1, 5):

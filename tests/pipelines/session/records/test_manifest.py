@@ -61,10 +61,10 @@ def test_manifests_of_others(tmp_path: Path) -> None:
 
 
 def test_one_that_is_made_finds_no_table(tmp_path: Path) -> None:
-    refuse_table(tmp_path)
+    refuse_table(tmp_path, "t")
     commit(tmp_path, manifest())
     with pytest.raises(PolicyError):
-        refuse_table(tmp_path)
+        refuse_table(tmp_path, "t")
 
 
 def test_a_table_has_one_account(tmp_path: Path) -> None:
