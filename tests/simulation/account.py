@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.filecalls.disk import Disk, calls
-from tests.faults.filecalls.server import ACTIONS, library
+from tests.faults.filecalls.server import ACTIONS, kinds_of, library
 
 #: Epsilon of a question, of the limit at first, and by how much the limit is raised.
 COST, LIMIT, RAISE = Fraction(1, 4), Fraction(3, 4), Fraction(1, 4)
@@ -194,7 +194,7 @@ def _child(order: dict[str, Any], library_: ctypes.CDLL) -> int:
     sabotage(order["sabotage"])
     if library_.filecalls_arm(
         order["folder"].encode(), ctypes.c_long(order["at"]), ACTIONS[order["action"]],
-        getattr(errno, order["action"], 0), 0, order["journal"].encode(),
+        getattr(errno, order["action"], 0), 0, kinds_of(order["action"]), order["journal"].encode(),
     ):  # fmt: skip
         return 70
     try:
