@@ -186,7 +186,7 @@ def test_a_budget_that_covers_too_much(hour: Hour) -> None:
              "--data-set", "year", "--new-account", "--covers", "lifetime"]  # fmt: skip
     hour.edit('path = "visits.parquet"', 'data_set = "v"\npath = "visits.parquet"')
     taken = call(*draft, "--job", "daily")
-    fix = re.search(r"Fix: add (--job \S+), or edit", taken.output)
+    fix = re.search(r"add (--job \S+), or edit", taken.output)
     assert taken.exit_code == 2 and fix is not None
     assert call(*draft, *fix[1].split()).exit_code == 0
     more = ("plan", fix[1].split()[1], "--units", "1000", "--records", "3000")
