@@ -62,6 +62,9 @@ DECODE_BITS = 8
 #: Rows of an Arrow batch at ingest; 20,000 was measured as the knee.
 DEFAULT_BATCH_ROWS = 20_000
 MAX_BATCH_ROWS = 1_000_000
+#: Bytes of a text file without a line break, after which it is read no further: a line of a
+#: megabyte is refused already, and whoever reads some rows of a file must come to an end.
+MAX_UNBROKEN_BYTES = 1 << 28
 #: Rows gathered over all shards before a split, so that pieces do not shrink.
 SPLIT_BUFFER_ROWS = 400_000
 #: Their bytes, where rows are large: what is gathered is there twice while it is split.

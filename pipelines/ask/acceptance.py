@@ -130,6 +130,7 @@ def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
     Args:
         fresh: with ``--fresh``: a new run at a new charge.
     """
+    from dpstream.pipelines.connectors.files.types import check_first_file
     from dpstream.pipelines.jobs.charging import check_begin  # with solvers
     from dpstream.pipelines.jobs.secret import secret_source
     from dpstream.state.open import refuse_other_secret
@@ -139,6 +140,7 @@ def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
         expected = check_begin(job, fresh)
         if expected.identity is None:
             secret_source(job).check_readable()
+            check_first_file(job)
         else:
             with secret_source(job).ring() as ring:
                 refuse_other_secret(expected.identity, ring.fingerprint)
@@ -157,7 +159,7 @@ def requests_acceptance(
     place: AccountPlace,
     requests: Sequence[Request],
     fresh: bool = False,
-    check: Callable[[History], None] | None = None,
+    check: Callable[[History], object] | None = None,
 ) -> Acceptance:
     """Return whether questions would be answered, if they were asked one after the other.
 

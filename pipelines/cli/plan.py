@@ -133,7 +133,7 @@ def plan(
     **load: Any,
 ) -> None:
     """Show whether a job can run, whether anything will appear, how exact it is, what the budget
-    covers and what would help; reads no data.
+    covers and what would help; reads no record, of the first file its columns.
 
     If `dpstream run` would be refused now, the exit code is that of the refusal.
 

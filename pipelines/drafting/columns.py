@@ -14,10 +14,10 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.places import FileKind, check_path, file_kind, matching
 from dpstream.pipelines.formats.compression import (
-    BrokenFileError,
     plain_by_name,
     refuse_packed_parquet,
 )
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.texts import csv_header
 from dpstream.state.disk_errors import file_errors
 

@@ -191,7 +191,7 @@ def project_text(answers: Answers, target: Target) -> str:
 
 _HEAD = """\
 # Begun by `dpstream init`. `dpstream plan` says what a job promises and what would serve it better,
-# and reads no data. All fields: docs/reference/project-file.md.
+# and reads no record. All fields: docs/reference/project-file.md.
 version = 1"""
 
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.places import is_packed_name
-from dpstream.pipelines.formats.lines import BLOCK_BYTES
+from dpstream.pipelines.formats.lines import BLOCK_BYTES, BrokenFileError
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096
@@ -44,10 +44,6 @@ _FOREIGN = re.compile(
     rb"\xff\x06\x00\x00sNaPpY|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x1f[\x9d\xa0]|LZIP\x01"
 )
 FOREIGN = "foreign"
-
-
-class BrokenFileError(Exception):
-    """Signals that a compressed file is not whole; carries nothing of it."""
 
 
 def codec_of(head: bytes, name: str) -> str | None:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
 
@@ -34,20 +35,32 @@ MAX_LINE_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 
 
+class BrokenFileError(Exception):
+    """Signals that a file cannot be read further: a compressed one is not whole, or a text has no
+    line breaks any more; carries nothing of it.
+    """
+
+
 def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, pa.BinaryArray]]:
     """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
 
     A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
-    bounded whatever the file holds.
+    bounded whatever the file holds, and so is the time until the next block.
 
     Args:
         stream: an open file at its beginning.
         header: skip the first line.
+
+    Raises:
+        BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
     """
-    row, carry = 0, b""
+    row, carry, unbroken = 0, b"", 0
     while True:
         data = stream.read(BLOCK_BYTES)
         end = data.rfind(b"\n") + 1
+        unbroken = len(data) - end + (0 if end else unbroken)
+        if unbroken > limits.MAX_UNBROKEN_BYTES:
+            raise BrokenFileError
         block = b"".join([carry, memoryview(data)[:end]]) if end else b""
         carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
         if not data:

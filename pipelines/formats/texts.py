@@ -25,10 +25,10 @@ from pyarrow import csv as pacsv
 
 from dpstream.accounting.arrays import Bool
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.compression import BrokenFileError
 from dpstream.pipelines.formats.lines import (
     BOM,
     MAX_LINE_BYTES,
+    BrokenFileError,
     Lines,
     bytes_of,
     line_blocks,

@@ -30,7 +30,8 @@ from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.workloads.attributes import Attribute, framed, normal
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns
-from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain
+from dpstream.pipelines.formats.compression import checked_codec, plain
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
 from dpstream.state.disk_errors import unreadable
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def _rows(path: Path, fields: Sequence[Field]) -> list[tuple[Value, ...]]:
         with open(path, "rb") as raw:
             codec = checked_codec(raw, str(path), "csv", "public_keys", "the list")
             text = io.TextIOWrapper(plain(raw, codec), newline="", encoding="utf-8-sig")
-            reader = csv.reader(text, strict=True)
+            lines = iter(lambda: text.readline(MAX_LINE_BYTES), "")  # a longer one is no key
+            reader = csv.reader(lines, strict=True)
             header = next(reader, [])
             missing = [f.column for f in fields if header.count(f.column) != 1]
             if missing:

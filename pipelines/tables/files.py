@@ -40,7 +40,8 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.places import files_at, matching
-from dpstream.pipelines.formats.compression import BrokenFileError, checked_codec, plain_by_name
+from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.formats.texts import csv_header, read_text

@@ -48,7 +48,8 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
+from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import coded_batches
 from dpstream.pipelines.formats.rows import FAULTS, Reason, Refused
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical

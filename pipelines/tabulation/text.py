@@ -18,9 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, split, too_long, with_nul
+from dpstream.pipelines.formats.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    BrokenFileError,
+    split,
+    too_long,
+    with_nul,
+)
 from dpstream.pipelines.formats.texts import arrow_columns, columns_of
 from dpstream.state.disk_errors import cause_of
 
@@ -188,6 +196,9 @@ def read_blocks(
                 yield rows
     except FileNotFoundError:
         faults.add("", "is missing", "put it into its folder")
+    except BrokenFileError:
+        most = f"{limits.MAX_UNBROKEN_BYTES:,} bytes"
+        faults.add("", f"has no line break in {most}", "write each row into a line of its own")
     except OSError as error:
         cause = cause_of(error)
         faults.add("", f"cannot be read: {cause.reason}", cause.fix)
@@ -207,10 +218,20 @@ def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def _blocks_of_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
-    """The rest of a file in blocks that end with a line; the last one gets its line feed."""
+    """The rest of a file in blocks that end with a line; the last one gets its line feed.
+
+    A line that is longer than any may be comes out cut.
+
+    Raises:
+        BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`.
+    """
+    unbroken = len(carry)
     while data := raw.read(BLOCK_BYTES):
-        data = carry + data
-        body, feed, carry = data.rpartition(b"\n")
+        unbroken += len(data)
+        body, feed, carry = (carry[: MAX_LINE_BYTES + 2] + data).rpartition(b"\n")
+        unbroken = len(carry) if feed else unbroken
+        if unbroken > limits.MAX_UNBROKEN_BYTES:
+            raise BrokenFileError
         if feed:
             yield body + feed
     if carry:

@@ -49,14 +49,14 @@ from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import Acceptance, request_for, requests_acceptance
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, pieces, recorded
+from dpstream.pipelines.connectors.files.types import check_first_file
 from dpstream.pipelines.connectors.input_files import manifest, stamps
 from dpstream.pipelines.formats.compression import (
     HEAD_BYTES,
-    BrokenFileError,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.formats.lines import BLOCK_BYTES
+from dpstream.pipelines.formats.lines import BLOCK_BYTES, BrokenFileError
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.charging import spend_of
@@ -352,14 +352,14 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     """Return whether a tuning would be answered now, and its cost; charges nothing."""
     place = tuning.job.ledger
     if not tuning.private or place is None:
-        return Acceptance(None, None, None, None)
+        return Acceptance(None, None, None, None).unless(lambda: check_first_file(tuning.job))
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
     secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
     accepted = requests_acceptance(
         place,
         [request_for(spend, lambda: question.identity, secret, how.as_of)],
         how.fresh,
-        lambda account: refuse_useless(tuning, account, spend),
+        lambda account: (refuse_useless(tuning, account, spend), check_first_file(tuning.job)),
     )
     run_id = accepted.run_id
     if not accepted.answered or run_id is None:

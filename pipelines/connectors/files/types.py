@@ -1,4 +1,4 @@
-"""Types of Parquet columns against those that a job declares, before anything is charged.
+"""Columns and types of files against those that a job declares, before anything is charged.
 
 A schema is public and no row is read.  What is refused is what could give no usable record at all
 (the same type fails for every row, see `dp_transforms.ingest.columns`), text in the place of
@@ -6,20 +6,26 @@ numbers, and whole numbers as times that nobody has said to be microseconds: the
 lie in 1970.  CSV and JSON Lines have no types; their rows are judged one by one.
 """
 
+import contextlib
+import glob
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
-from dpstream.pipelines.connectors.input_files import SourceFile, manifest
-from dpstream.pipelines.formats.compression import BrokenFileError, plain_by_name
-from dpstream.pipelines.formats.parquet import is_os_error
-from dpstream.pipelines.formats.texts import ANEW, csv_header
+from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.lines import BrokenFileError
+from dpstream.pipelines.formats.parquet import is_os_error, row_groups
+from dpstream.pipelines.formats.texts import ANEW, csv_header, csv_positions
 from dpstream.pipelines.jobs.job import Job
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.connectors.input_files import SourceFile
 
 _types = pa.types
 
@@ -42,7 +48,7 @@ class _Role(NamedTuple):
     fix: Callable[[pa.DataType], str]
 
 
-def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
+def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
     """Refuse Parquet files whose schema cannot be what the job says, or that are all none.
 
     One file that is none among others is a dead letter.
@@ -53,6 +59,8 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
     Raises:
         UsageError: names the field of the job, the column and its type.
     """
+    from dpstream.pipelines.connectors.input_files import manifest  # loads Beam
+
     if job.source.kind == "csv":
         _check_headers(manifest(job) if files is None else files)
     if job.source.kind != "parquet":
@@ -67,21 +75,57 @@ def check_types(job: Job, files: Sequence[SourceFile] | None = None) -> None:
             "make the files again, or correct table.format",
         )
     for file, schema in zip(files, schemas, strict=True):
-        for role in roles:
-            at = [] if schema is None else schema.get_all_field_indices(role.column)
-            if schema is None or len(at) != 1:
-                continue  # said by whoever reads the file
-            kind = plain_type(schema.field(at[0]).type)
-            if not role.fits(kind):
-                raise UsageError(
-                    role.field,
-                    f"column '{role.column}' is {_type_name(kind)} in file {file.partition} of the"
-                    f" source, and {role.need}",
-                    role.fix(kind),
-                )
+        if schema is not None:
+            _check_schema(schema, roles, file.partition)
 
 
-def _check_headers(files: Sequence[SourceFile]) -> None:
+def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> None:
+    """Refuse a type of a column that is there; an absent one is said by whoever reads the file."""
+    for role in roles:
+        at = schema.get_all_field_indices(role.column)
+        if len(at) != 1:
+            continue
+        kind = plain_type(schema.field(at[0]).type)
+        if not role.fits(kind):
+            raise UsageError(
+                role.field,
+                f"column '{role.column}' is {_type_name(kind)} in file {number} of the source, and "
+                f"{role.need}",
+                role.fix(kind),
+            )
+
+
+def check_first_file(job: Job) -> None:
+    """Refuse a job whose first file has other columns, or of other types, than the job reads.
+
+    It opens that file for its schema, or for the first line of CSV, and reads no record.  Where no
+    file is there yet, or where they are elsewhere, nothing is checked.
+
+    Raises:
+        UsageError: as a run would before its charge.
+    """
+    source = job.source
+    kind = source.format if source.kind == "folder" else source.kind
+    if kind not in ("parquet", "csv") or "://" in source.path:
+        return
+    pattern = glob.escape(source.path) + f"/*.{kind}" if source.kind == "folder" else source.path
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+    if not paths:
+        return
+    with contextlib.suppress(OSError, BrokenFileError):
+        if kind == "parquet":
+            row_groups(paths[0], job.data_columns)
+            schema = _schema(paths[0])
+            if schema is not None:
+                _check_schema(schema, list(_roles(job)), 0)
+            return
+        with open(paths[0], "rb") as raw:
+            header = csv_header(plain_by_name(raw, paths[0], "csv"))
+        if header is not None:
+            csv_positions(header, job.data_columns)
+
+
+def _check_headers(files: "Sequence[SourceFile]") -> None:
     """Refuse CSV files none of which has a first line with names; one among others is a dead
     letter."""
     for file in files:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dpstream.state import open as stores
+from tests import accounts
 from tests.pipelines.cli import sessions
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import PROJECT, Hour
+from tests.pipelines.cli.mistakes import PROJECT, Hour, with_account
 from tests.pipelines.cli.test_init import ROLES, ROWS
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
@@ -161,6 +162,43 @@ def test_places_below_a_folder_that_is_not_there(hour: Hour, field: str, tmp_pat
     assert not Path("daily.store.db").exists() and not Path("releases").exists()
     subprocess.run(shlex.split(hour.fix_part(r"mkdir -p [^`]*")), check=True)
     assert hour.run() == 0 and place.exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('column = "amount"', 'column = "amout"'), ('unit_column = "user"', 'unit_column = "usr"'),
+     ('key = ["page"]', 'key = ["pages"]')],
+)  # fmt: skip
+def test_a_plan_of_a_column_that_is_not_there(hour: Hour, kind: str, old: str, new: str) -> None:
+    """Refused as the run would be, by the first file's columns; no record is read."""
+    if kind == "csv":
+        hour.csv()
+        table = Path("visits.csv").read_bytes()
+        Path("visits.csv").write_bytes(table.partition(b"\n")[0] + b"\nno, record\n")
+    hour.edit(old, new)
+    refusal = json.loads(call("plan", "daily", "--json").stdout)["acceptance"]["refusal"]
+    assert hour.run() == 2 and refusal["field"] in hour.message
+    column = re.search(r"amount|user|page", old)
+    assert column is not None and refusal["field"] == f"column '{new.split(chr(34))[1]}'"
+    if kind == "parquet":
+        assert column[0] in re.split("[, ]+", refusal["fix"].rpartition(": ")[2])
+        hour.edit(new, new.replace(new.split('"')[1], column[0]))
+        assert call("plan", "daily").exit_code == 0
+
+
+def test_a_tuning_of_a_column_that_is_not_there(hour: Hour) -> None:
+    accounts.write(Path("dpstream.toml"), with_account(50.0))
+    words = ("choose", "daily", "--first", "1d", "--epsilon", "0.5", "--dry-run")
+    assert call(*words).exit_code == 0
+    hour.edit('key = ["page"]', 'key = ["pages"]')
+    refusal = call(*words)
+    assert refusal.exit_code == 2 and "column 'pages'" in refusal.output
+
+
+def test_a_plan_of_files_that_are_elsewhere(hour: Hour) -> None:
+    Path("visits.parquet").unlink()
+    assert call("plan", "daily").exit_code == 0
 
 
 def test_an_empty_file_is_no_account(hour: Hour) -> None:

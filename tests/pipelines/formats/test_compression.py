@@ -17,11 +17,11 @@ from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.formats import compression
 from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.compression import (
-    BrokenFileError,
     Unpacked,
     codec_of,
     plain_by_name,
 )
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.run import run_job

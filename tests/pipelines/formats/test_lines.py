@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dpstream.accounting import limits
 from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.lines import (
     BOM,
@@ -19,6 +20,7 @@ from dpstream.pipelines.formats.lines import (
     split,
 )
 from dpstream.pipelines.formats.rows import Refused
+from dpstream.pipelines.formats.texts import read_text
 from tests.pipelines.connectors.files.test_source import csv_rows, json_rows
 
 
@@ -35,6 +37,47 @@ def test_no_row_takes_the_byte_order_mark_of_another(marks: list[int], block: in
         objects = b"\n".join(n * BOM + b'{"a": 1}' for n in marks)
         good = {i: ("1",) for i, n in enumerate(marks) if n < 2}
         assert json_rows(objects, ("a",))[0] == good
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_that_has_no_line_breaks_any_more_is_read_no_further(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows before are; a line that ends within the bound is one bad row and no more."""
+    monkeypatch.setattr(limits, "MAX_UNBROKEN_BYTES", 3 << 20)
+    monkeypatch.setattr(source_lines, "BLOCK_BYTES", 1 << 16)
+    row = b"x\n" if kind == "csv" else b'{"a": "x"}\n'
+    head = b"a\n" if kind == "csv" else b""
+
+    def parts_of(length: int) -> tuple[int, list[str], int]:
+        stream = Endless(head + row * 3 + bytes(length) + b"\n" + row * 2)
+        rows, reasons = 0, list[str]()
+        for part in read_text(kind, stream, ["a"]):
+            rows += 0 if isinstance(part, Refused) else part.batch.num_rows
+            reasons += part.reasons if isinstance(part, Refused) else []
+        return rows, reasons, stream.taken
+
+    assert parts_of(2 << 20)[:2] == (5, ["line_too_long"])
+    long_row = row.replace(b"x", b"x" * 60_000)
+    many = sum(
+        part.batch.num_rows
+        for part in read_text(kind, io.BytesIO(head + long_row * 300), ["a"])
+        if not isinstance(part, Refused)
+    )
+    assert many == 300  # whatever the blocks' ends add up to
+    rows, reasons, taken = parts_of(64 << 20)
+    assert (rows, reasons) == (3, ["unreadable_rest"]) and taken < 5 << 20
+
+
+class Endless(io.BytesIO):
+    """A file that knows how much of it was read."""
+
+    taken = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.taken += len(data)
+        return data
 
 
 def test_messages_do_not_take_the_byte_order_mark_of_another() -> None:

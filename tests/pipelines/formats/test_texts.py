@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.compression import BrokenFileError
 from dpstream.pipelines.formats.encodings import encode, table_of_text
-from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, BrokenFileError
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.formats.small import read_texts
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_csv, read_text

@@ -52,6 +52,14 @@ def test_what_is_no_list(text: str, tmp_path: Path) -> None:
     assert error.value.field == "public_keys" and "SECRET" not in str(error.value)
 
 
+def test_a_line_that_does_not_end_is_no_key(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys.csv", "city,zone\nx,1\n")
+    with open(path, "ab") as file:
+        file.truncate(1 << 36)  # more than there is memory
+    with pytest.raises(UsageError, match="cannot be read as a CSV file"):
+        public_key_digest(path, FIELDS)
+
+
 def test_a_job_reads_the_list_that_it_was_planned_with(
     tmp_path: Path, make_job: Callable[..., Job]
 ) -> None:

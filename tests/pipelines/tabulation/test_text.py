@@ -1,11 +1,13 @@
 """Public text files and their columns of digits; faults name places and rules, never values."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import text
@@ -108,6 +110,29 @@ def test_a_line_that_is_too_long(tmp_path: Path) -> None:
     rows, numbers, [(row, _, rule)] = read(tmp_path, data)
     assert rows == {"A": ["2"], "B": ["y"]} and numbers == [3]
     assert row == 2 and "longer" in rule
+
+
+def test_a_file_without_further_line_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory that it takes is that of some blocks, and its end is not looked for."""
+    monkeypatch.setattr(limits, "MAX_UNBROKEN_BYTES", 4 << 20)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 16)
+    path, faults = tmp_path / "f.txt", Faults("f")
+    path.write_bytes(b"A|B\n1|x\n")
+    with open(path, "ab") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    rows = [block.table.to_pydict() for block in text.read_blocks(path, ("A", "B"), faults)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == [{"A": ["1"], "B": ["x"]}] and peak < 8 << 20
+    [fault] = faults.faults
+    assert "no line break" in fault.rule
+    monkeypatch.setattr(limits, "MAX_UNBROKEN_BYTES", 1 << 30)
+    faults = Faults("f")
+    list(text.read_blocks(path, ("A", "B"), faults))
+    assert [fault.rule.split()[1] for fault in faults.faults] == ["longer"]
 
 
 @pytest.mark.parametrize(
