@@ -150,7 +150,7 @@ def _patient(folder: Path, seconds: float) -> Callable[[int], bool]:
         if time.monotonic() >= end:
             return False
         try:
-            time.sleep(min(0.001 * 2**times, 0.1))
+            time.sleep(min(0.001 * 2 ** min(times, 7), 0.1))
         except BaseException as interrupt:  # SQLite's call has no way for it
             _interrupts.append(interrupt)
             return False

@@ -156,7 +156,7 @@ class Rot(NamedTuple):
 
 
 def rots(image: Image, folder: Path, seed: int) -> Iterator[Rot]:
-    """Rots of an image, for ever: each file in turn; of a database also where its rows lie."""
+    """Rots of an image, for ever: a bit and a sector of each file in turn."""
     rng = random.Random(seed)
     paths = image.rotting(folder)
     while True:

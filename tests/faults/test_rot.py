@@ -11,8 +11,8 @@ import pytest
 from tests.faults.filecalls.server import Server
 from tests.faults.rot import IMAGES, Rot, expected, rots, wrong
 
-#: Rots of the fast lane by image: a bit and a sector of each of its first files.
-FAST = {"session": 6}
+#: Rots of the fast lane by image.
+FAST = {"session": 3}
 MANY = 200
 
 
