@@ -82,7 +82,7 @@ def unexpected(field: str, error: BaseException) -> RunError:
             field,
             "lost its connection to another process, which has ended or cannot be reached",
             "see that the runner and its services run and have enough memory, then type the command"
-            " again, without --fresh: what it has charged goes on, at no further charge",
+            " again: what it has charged goes on, at no further charge",
         )
     fix = what_next(error)
     if is_foreseen(error):

@@ -81,11 +81,6 @@ class Coded(click.Group):
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
         except KeyboardInterrupt:
             again = "type it again: what it has charged goes on, at no further charge"
-            if "--fresh" in words:
-                again = (
-                    "if `dpstream account show` has its charge, type it again without --fresh, "
-                    "which goes on at no further charge; else type it again"
-                )
             coded = RunError("command", "was interrupted", again)
         except click.Abort:  # at a prompt
             coded = RunError("command", "was interrupted", "type it again")

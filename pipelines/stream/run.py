@@ -237,11 +237,16 @@ def _continues(job: Job, through: str | None) -> bool:
 
 
 def _forget_fresh(job: Job) -> None:
-    """Record that a run is finished, so that ``--fresh`` begins another one."""
+    """Record that a run is finished, so that ``--fresh`` begins another one.
+
+    The command is done, so it does not fail where this cannot be written: ``--fresh`` then
+    continues the run once more, at no charge.
+    """
     path = job.state.path
-    if path is not None and peek_note(path, FRESH) is not None:
-        with contextlib.closing(connect(path)) as db:
-            swap_metadata(db, FRESH, "begun", None)
+    with contextlib.suppress(RunError):
+        if path is not None and peek_note(path, FRESH) is not None:
+            with contextlib.closing(connect(path)) as db:
+                swap_metadata(db, FRESH, "begun", None)
 
 
 def _refuse_early(job: Job, runner: str, beam_args: Sequence[str], speed: float | None) -> None:

@@ -12,11 +12,12 @@ and what follows from it; here each step is one transaction:
   the same command continues, so that a failure behind the commit costs no second charge.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from dpstream.accounting.errors import InvariantError, PolicyError
+from dpstream.accounting.errors import InvariantError, PolicyError, RunError
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
@@ -138,15 +139,20 @@ class AnswerLog:
         return run_id if self._committed(run_id) is None else None
 
     def deliver(self, run_id: str) -> None:
-        """Record that an answer is where its command puts it: asked ``fresh``, it is asked anew."""
+        """Record that an answer is where its command puts it: asked ``fresh``, it is asked anew.
+
+        The command is done, so it does not fail where this cannot be written: ``fresh`` then
+        continues the answer once more, at no charge.
+        """
         name = _undelivered(run_id)
 
         def drop() -> None:
             for token in self._ledger.tokens(name):
                 self._ledger.drop_token(name, token)
 
-        if self._ledger.tokens(name):
-            self._ledger.transact(drop)
+        with contextlib.suppress(RunError):
+            if self._ledger.tokens(name):
+                self._ledger.transact(drop, show=False)
 
     def find(self, request: str) -> str | None:
         """Return the run id that was charged for a request; ``None``: it was never asked.
