@@ -373,7 +373,7 @@ def _opened(file: Path, beside: Path, plan: Plan) -> Iterator[SqliteStore]:
         try:
             copy_backup(file, copy)
             identity = check_file(copy)
-        except (PolicyError, UsageError):
+        except PolicyError:
             raise PolicyError("backup", "is damaged or no backup", "use another backup") from None
         if identity.plan_hash != plan.hash:
             raise PolicyError(

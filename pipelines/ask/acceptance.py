@@ -159,7 +159,7 @@ def requests_acceptance(
     place: AccountPlace,
     requests: Sequence[Request],
     fresh: bool = False,
-    check: Callable[[History], object] | None = None,
+    check: Callable[[History], None] | None = None,
 ) -> Acceptance:
     """Return whether questions would be answered, if they were asked one after the other.
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
-_AGAIN = "--fresh runs again, at a new charge"
+#: Of a run whose store and releases are files, which can be moved away.
+_AGAIN = "; --fresh runs again, at a new charge"
 _PERIOD = "; budget.covers gives each window its own, for a guarantee for each period"
 #: Counts whose names do not say what is counted.
 _COUNTED = {
@@ -221,7 +222,8 @@ def _print_result(checked: "Job", result: "Result") -> None:
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if not result.input_read:
         of_store = "" if result.read_at is None else f" of {result.read_at}"
-        click.echo(f"Answered from the store{of_store}: the input was not read; {_AGAIN}.")
+        again = _AGAIN if checked.state.path and checked.sink.folder else ""
+        click.echo(f"Answered from the store{of_store}: the input was not read{again}.")
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")

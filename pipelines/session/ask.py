@@ -209,10 +209,13 @@ def committed(
     Args:
         deliver: writes what the command makes of the answer.
     """
+
+    def refreshed(answer: Committed) -> None:
+        open_table.account.refresh()
+        deliver(answer)
+
     open_table.account.refresh()  # before others are kept waiting
-    answer = sequence.ask(question, open_table.ledger, open_table.ring, how, deliver=deliver)
-    open_table.account.refresh()
-    return answer
+    return sequence.ask(question, open_table.ledger, open_table.ring, how, deliver=refreshed)
 
 
 def check(open_table: OpenTable, request: SessionRequest) -> None:

@@ -163,13 +163,18 @@ def ask(
     question, ledger = question_of(text, catalog), catalog.ledger
     source = catalog.secret
     statement_question = StatementQuestion(question, catalog, source, shards, runner)
+    insecure, answers = source.insecure_test_secret is not None, list[SqlAnswer]()
+
+    def present(answer: Answer) -> None:
+        answers.append(_presented(question, catalog, answer, insecure))
+
     sweep(catalog.beside)
     with (
         source.ring() as keys,
         contextlib.closing(open_ledger(ledger)) as opened,
     ):
-        answer = sequence.ask(statement_question, opened, keys, how)
-    return _presented(question, catalog, answer, source.insecure_test_secret is not None)
+        sequence.ask(statement_question, opened, keys, how, deliver=present)
+    return answers[0]
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:

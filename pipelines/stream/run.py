@@ -243,7 +243,7 @@ def _forget_fresh(job: Job) -> None:
     continues the run once more, at no charge.
     """
     path = job.state.path
-    with contextlib.suppress(RunError):
+    with contextlib.suppress(DpstreamError):
         if path is not None and peek_note(path, FRESH) is not None:
             with contextlib.closing(connect(path)) as db:
                 swap_metadata(db, FRESH, "begun", None)

@@ -355,11 +355,16 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
         return Acceptance(None, None, None, None).unless(lambda: check_first_file(tuning.job))
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
     secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
+
+    def check(account: History) -> None:
+        refuse_useless(tuning, account, spend)
+        check_first_file(tuning.job)
+
     accepted = requests_acceptance(
         place,
         [request_for(spend, lambda: question.identity, secret, how.as_of)],
         how.fresh,
-        lambda account: (refuse_useless(tuning, account, spend), check_first_file(tuning.job)),
+        check,
     )
     run_id = accepted.run_id
     if not accepted.answered or run_id is None:

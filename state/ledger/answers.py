@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from dpstream.accounting.errors import InvariantError, PolicyError, RunError
+from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
@@ -150,7 +150,7 @@ class AnswerLog:
             for token in self._ledger.tokens(name):
                 self._ledger.drop_token(name, token)
 
-        with contextlib.suppress(RunError):
+        with contextlib.suppress(DpstreamError):
             if self._ledger.tokens(name):
                 self._ledger.transact(drop, show=False)
 

@@ -20,6 +20,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.store import READING
 from tests.audit.replays import Place, new_place
+from tests.faults.filecalls.commands import COMMANDS
 from tests.fixed import fixed_date
 from tests.pipelines.cli.called import call
 
@@ -139,6 +140,22 @@ def test_no_command_tells_of_the_input(place: Place, tmp_path: Path) -> None:
     refused = {(words, code) for words, code, *_ in seen[0][0] if code}
     through = {(words, 3) for words in LOOKS if "--through" in words}  # it is read as a whole
     assert refused == through
+
+
+def test_a_workload_that_was_answered_tells_nothing_of_the_input(tmp_path: Path) -> None:
+    command, seen = COMMANDS["workload answer"], list[object]()
+    command.world(tmp_path)
+    with contextlib.chdir(tmp_path):
+        assert call(*command.words).exit_code == 0
+        stores.close_all()
+        for change in (as_it_was, erased, a_pipe):
+            change(tmp_path / "in.csv")
+            shutil.rmtree("answers")
+            done = call(*command.words)
+            stores.close_all()
+            answers = {path.name: path.read_bytes() for path in Path("answers").iterdir()}
+            seen.append((done.exit_code, done.stdout, done.stderr, answers))
+    assert seen == [seen[0]] * 3 and "answers.parquet" in str(seen[0])
 
 
 def test_the_command_says_that_nothing_was_read(place: Place) -> None:

@@ -173,13 +173,25 @@ def test_a_plain_run_goes_on_and_ends_it(place: Path) -> None:
 
 
 def test_one_that_was_stopped_goes_on(place: Path) -> None:
-    """As it says: run it again to go on."""
+    """As it says: run it again to go on.  Stopped without the flag it is a run like any other."""
     stop = threading.Event()
     stop.set()
     result = run_job(load_job(place), fresh=True, stop=stop)
     stores.close_all()
     assert result.stopped
     assert typed(place) == result.run_id and len(charged(place)) == 2
+    run_job(load_job(place), fresh=True, stop=stop)
+    run_job(load_job(place), stop=stop)
+    stores.close_all()
+    assert len(charged(place)) == 3 and typed(place) not in charged(place)[:3]
+
+
+def test_it_goes_on_in_a_copy_of_its_store(place: Path) -> None:
+    with full_disk():
+        typed(place, code=4)
+    assert call("state", "reshard", "--project", place, "--shards", "2").exit_code == 0
+    other_shards(place)
+    assert typed(place) == charged(place)[-1] and len(charged(place)) == 2
 
 
 def test_what_cannot_be_delivered_goes_on(place: Path) -> None:
