@@ -110,8 +110,9 @@ CHANGES: tuple[Callable[[Path], object], ...] = (
     as_it_was, appended, one_letter, erased, another_header, Path.unlink, a_pipe, a_folder, a_circle
 )  # fmt: skip
 #: Every command that looks at a job, its store or its releases; the store is copied and restored.
+#: `plan --fresh` is of another run, and looks at columns, which are public, as that run would.
 LOOKS = (
-    ("run",), ("run", "--json"), ("run", "--quiet", "--operator"), ("plan",), ("plan", "--fresh"),
+    ("run",), ("run", "--json"), ("run", "--quiet", "--operator"), ("plan",),
     ("report", "--out", "page.html"), ("state", "info"), ("state", "info", "--operator"),
     ("state", "init"), ("state", "expire"), ("state", "backup", "--out", "b"),
     ("state", "releases"), ("state", "releases", "--out", "rel"), ("account", "show"),
