@@ -29,7 +29,8 @@ is smaller at an equal share has the smaller share at an equal error, because bo
 together.  ``"answer"`` compares this answer alone.  A family that the limit does not allow is never
 taken if the other one is allowed.
 
-**Monotone** (all groups released, one column of one part, one account).  By ``"answer"`` the sd is
+**Monotone** (all groups released, one column of one part, one account that allows both families).
+By ``"answer"`` the sd is
 the smaller of two, and both never rise when epsilon or delta rises, or when C, kappa or a bound
 falls.  By ``"limit"`` geometric noise is taken if it is better at a share that is no larger than
 its own, so that it is better as drawn as well.

@@ -130,7 +130,6 @@ def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
     Args:
         fresh: with ``--fresh``: a new run at a new charge.
     """
-    from dpstream.pipelines.connectors.files.types import check_first_file
     from dpstream.pipelines.jobs.charging import check_begin  # with solvers
     from dpstream.pipelines.jobs.secret import secret_source
     from dpstream.state.open import refuse_other_secret
@@ -153,6 +152,21 @@ def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
     if job.ledger is None:
         return Acceptance(refusal, cost, run_id, None)
     return Acceptance(refusal, cost, run_id, *_account(job.ledger, more))
+
+
+def check_first_file(job: "Job") -> None:
+    """Refuse a job whose first file has other columns, or of other types, than the job reads.
+
+    Files that are not there yet, or are elsewhere, are not looked at.
+
+    Raises:
+        UsageError: as a run would before its charge.
+    """
+    path = job.source.first_file()
+    if path is not None:
+        from dpstream.pipelines.connectors.files.types import check_file  # with Arrow
+
+        check_file(job, path)
 
 
 def requests_acceptance(

@@ -4,6 +4,9 @@ Durations, times and paths are texts here, as written; `pipelines.jobs.job` pars
 them.  `PerformanceConfig` is separate from everything that enters the plan.
 """
 
+import contextlib
+import glob
+import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -13,7 +16,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate, Field
-from dpstream.accounting.places import FileKind
+from dpstream.accounting.places import FileKind, matching
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.job_section import JobSection, MechanismSection, SinkSection
 from dpstream.pipelines.project.sections import Section, TimeColumn
@@ -114,6 +117,20 @@ class SourceConfig(Section, frozen=True):
     def name(self) -> str:
         """The source's name in the plan: public."""
         return f"{self.kind}:{self.topic or self.subscription or self.path}"
+
+    def first_file(self) -> str | None:
+        """Return the path of the first of the files that have a schema or a header.
+
+        Returns:
+            ``None``: there is none yet, or they are elsewhere.
+        """
+        kind = self.format if self.kind == "folder" else self.kind
+        if kind not in ("parquet", "csv") or "://" in self.path:
+            return None
+        files = f"{glob.escape(self.path)}/*.{kind}" if self.kind == "folder" else self.path
+        with contextlib.suppress(OSError):
+            return min(filter(os.path.isfile, matching(files)), default=None)
+        return None
 
 
 class SchemaConfig(Section, frozen=True):

@@ -47,9 +47,13 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES
 from dpstream.dp_transforms.tuning import Tally, noisy
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, request_for, requests_acceptance
+from dpstream.pipelines.ask.acceptance import (
+    Acceptance,
+    check_first_file,
+    request_for,
+    requests_acceptance,
+)
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, pieces, recorded
-from dpstream.pipelines.connectors.files.types import check_first_file
 from dpstream.pipelines.connectors.input_files import manifest, stamps
 from dpstream.pipelines.formats.compression import (
     HEAD_BYTES,

@@ -254,7 +254,7 @@ def refused(
     """
     if _interrupts:
         raise _interrupts.pop()
-    path = getattr(at, "path", None) if isinstance(at, sqlite3.Connection) else Path(at)
+    path = Path(at) if isinstance(at, str | Path) else getattr(at, "path", None)
     code = getattr(error, "sqlite_errorname", None) or ""  # a backup's errors have no code
     if isinstance(error, BlockingIOError) or code.startswith(_BUSY):
         failure = None if path is None else disk_errors.lock_failure(path.parent)

@@ -32,7 +32,7 @@ PROJECT = """
 version = 1
 [data_set.tests]
 unit = {{ name = "user" }}
-account = {{ path = "state/ledger.db", limit = {{ epsilon = 100, delta = 0.1 }} }}
+account = {{ path = "state/ledger.db", limit = {{ epsilon = 300, delta = 0.1 }} }}
 {secret}
 [table.rows]
 path = "in/*.csv"

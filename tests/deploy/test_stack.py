@@ -136,7 +136,7 @@ def test_the_key_is_its_users_alone() -> None:
         line = [sys.executable, "-c", AS_USERS, str(key), json.dumps(cases)]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
         mine, theirs, group, all_ = done.stdout.splitlines()
-        assert mine == "32" and "may not be read" in theirs
+        assert mine == "32" and "cannot be read" in theirs
         assert "can be read or changed by other users" in group and group == all_
 
         stack.unmount()

@@ -45,16 +45,18 @@ def document_of(command: str, job: Path, *more: str) -> dict[str, Any]:
 def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
     """A later program's defaults are neither planned with nor reported."""
     out = f"--out={tmp_path / 'page.html'}"
+    wide = {"epsilon = 40.0, delta = 0.05": "epsilon = 9.9, delta = 1e-5"}
     job = write(
-        tmp_path, "a", **{"contributions = 9": 'contributions = 9\nmechanism.weights = "auto"'}
-    )
+        tmp_path, "a", **wide,
+        **{"contributions = 9": 'contributions = 9\nmechanism.weights = "auto"'},
+    )  # fmt: skip
     new = document_of("plan", job)
     assert new["run_id"] is None and "Figures " not in call("plan", "--project", job).stdout
     run_id = json.loads(call("run", "--project", job, "--json").stdout)["run_id"]
     with mock.patch.object(shares, "knee", lambda costs: 0.5):
         late = allocate(load_job(job).plan)
         planned, page = document_of("plan", job), document_of("report", job, out)["plan"]
-        other = document_of("plan", write(tmp_path, "b"))
+        other = document_of("plan", write(tmp_path, "b", **wide))
         text = call("plan", "--project", job).stdout
     assert late.selection is not None and late.selection.share == 0.5
     assert planned["acceptance"]["run_id"] == run_id and planned["acceptance"]["charged"] is None
@@ -73,7 +75,6 @@ def test_figures_are_those_that_were_committed(tmp_path: Path) -> None:
         moved = document_of("report", job, out)["plan"]["split"]["shares_of_mu_squared"]
     assert moved["selection"] == 0.5
     (tmp_path / "s.db").rename(tmp_path / "a" / "s.db")
-    another = call(
-        "plan", "--project", write(tmp_path, "a", **{"epsilon = 20.0": "epsilon = 2.0"}), "--json"
-    )
+    changed = write(tmp_path, "a", **wide, **{"epsilon = 20.0": "epsilon = 2.0"})
+    another = call("plan", "--project", changed, "--json")
     assert another.exit_code == 3 and json.loads(another.stdout)["run_id"] is None

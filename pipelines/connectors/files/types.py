@@ -7,8 +7,6 @@ lie in 1970.  CSV and JSON Lines have no types; their rows are judged one by one
 """
 
 import contextlib
-import glob
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,32 +93,23 @@ def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> Non
             )
 
 
-def check_first_file(job: Job) -> None:
-    """Refuse a job whose first file has other columns, or of other types, than the job reads.
+def check_file(job: Job, path: str) -> None:
+    """Refuse a job if a file has other columns, or of other types, than the job reads.
 
-    It opens that file for its schema, or for the first line of CSV, and reads no record.  Where no
-    file is there yet, or where they are elsewhere, nothing is checked.
+    It opens the file for its schema, or for the first line of CSV, and reads no record.
 
     Raises:
         UsageError: as a run would before its charge.
     """
-    source = job.source
-    kind = source.format if source.kind == "folder" else source.kind
-    if kind not in ("parquet", "csv") or "://" in source.path:
-        return
-    pattern = glob.escape(source.path) + f"/*.{kind}" if source.kind == "folder" else source.path
-    paths = sorted(path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
-    if not paths:
-        return
     with contextlib.suppress(OSError, BrokenFileError):
-        if kind == "parquet":
-            row_groups(paths[0], job.data_columns)
-            schema = _schema(paths[0])
+        if (job.source.format or job.source.kind) == "parquet":
+            row_groups(path, job.data_columns)
+            schema = _schema(path)
             if schema is not None:
                 _check_schema(schema, list(_roles(job)), 0)
             return
-        with open(paths[0], "rb") as raw:
-            header = csv_header(plain_by_name(raw, paths[0], "csv"))
+        with open(path, "rb") as raw:
+            header = csv_header(plain_by_name(raw, path, "csv"))
         if header is not None:
             csv_positions(header, job.data_columns)
 

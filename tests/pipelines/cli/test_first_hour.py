@@ -204,10 +204,6 @@ def another_folder(hour: Hour) -> None:
     hour.edit('path = "releases"', 'path = "empty"')
 
 
-def another_file(hour: Hour) -> None:
-    hour.put("visits.parquet", visits(days=1))
-
-
 def second_file(hour: Hour) -> None:
     hour.edit('path = "visits.parquet"', 'path = "*.parquet"')
     assert hour.run() == 0
@@ -337,9 +333,6 @@ MISTAKES = {
         edit("epsilon = 3.0", "epsilon = 6.0")),
     "a lost store": Mistake(
         ran(lose_store), 3, ("sink.path", "it was lost", "an empty folder"), another_folder),
-    "other data": Mistake(
-        ran(another_file), 3, ("source", "not the one this store was begun with", "bring the old"),
-        again),
     "one more file": Mistake(
         second_file, 3, ("source", "not the one", "`--through`"), take_away),
     "releases in the folder of the data": Mistake(

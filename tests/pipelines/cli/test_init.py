@@ -107,7 +107,7 @@ ROWS = "user,page,at,seconds,Note,in words,not.usable,twice,Twice\n" + "".join(
 ROLES = ("--unit", "user", "--key", "page", "--time", "at")
 VISITS = (
     *(*ROLES, "--value", "seconds", "--bounds", "0"),
-    *("60", "--start", "2024-01-01", "--end", "2024-01-03", "--window", "day", "--epsilon", "8"),
+    *("60", "--start", "2024-01-01", "--end", "2024-01-03", "--window", "day", "--epsilon", "9"),
 )
 TYPES = {"user": "STRING", "page": "STRING", "at": "TIMESTAMP", "seconds": "FLOAT64"}
 QUESTION = (

@@ -66,13 +66,14 @@ ALLOWED = (
 LIMIT = "limit = { epsilon = 10.0, delta = 0.0001 }"
 #: Limits that are warned of; `account create` and `account limit` refuse the second unasked.
 WIDE = (LIMIT, "limit = { epsilon = 100.0, delta = 1e-4 }")
+ROOM = (LIMIT, "limit = { epsilon = 30.0, delta = 1e-4 }")
 WANTED = (LIMIT, "limit = { epsilon = 10.0, delta = 0.5 }")
 
 
 def test_streams(place: Callable[..., Path], tmp_path: Path) -> None:
     project = ("--project", place())
     assert not any(WEAK in w for w in of_json("plan", *project))
-    place(EPSILON)
+    place(EPSILON, ROOM)
     assert WEAK in call("plan", *project).stdout
     assert any(WEAK in w for w in of_json("plan", *project))
     place(EPSILON, WIDE)

@@ -82,7 +82,7 @@ def test_what_was_answered_is_free_whatever_the_limit_is_now(tmp_path: Path) -> 
     again = dpstream.plan("count", TABLE.slice(0, 0), **QUESTION, **paid)
     assert again.answered and again.accepted and again.charge is None
     assert again.acceptance.run_id == first.header.run_id and again.account is not None
-    assert again.account["spent"] == pytest.approx(planned.account["with_this"])
+    assert again.account["used"] == pytest.approx(planned.account["with_this"])
     assert again.left == pytest.approx(planned.left) and again.cost == planned.cost
     for more in ({"fresh": True}, {"as_of": "May"}, {"max_keys": 3}):
         other = dpstream.plan("count", TABLE, **QUESTION, **paid, **more)

@@ -158,6 +158,7 @@ def test_views_and_exports_are_refused(finished: Path, tmp_path: Path) -> None:
 DAYS = 4
 _DAYS = PROJECT.replace("2024-01-03T", f"2024-01-0{1 + DAYS}T").replace("shards = 3", "shards = 2")
 TEXT = with_account((22.0, 0.02), text=_DAYS)
+ROOM = with_account((300.0, 0.4), text=_DAYS)
 
 
 def write_input(folder: Path, more: str = "") -> None:
@@ -380,7 +381,7 @@ def test_a_backup_of_another_run_does_not_reach_the_sink(job: Path, tmp_path: Pa
     done("init", other / "dpstream.toml")
     done("backup", other / "dpstream.toml", "--out", other / "b")
     done("restore", "pages", job, other / "b", "--replace")
-    raised = TEXT.replace("epsilon = 22.0", "epsilon = 300.0")
+    raised = TEXT.replace("epsilon = 22.0, delta = 0.02", "epsilon = 300.0, delta = 0.4")
     accounts.write(job, raised)
     from dpstream.accounting.errors import PolicyError
 
@@ -407,7 +408,7 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     # The second spend is beyond the limit: nothing is replaced, nothing charged.
     refused("account.limit", 3, *abandon, "--now", now)
     assert done("info", job)["epoch"] == 0
-    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, ROOM)
     restore = done(*abandon, "--now", now)
     assert restore["epoch"] == 1 and restore["charged"] and restore["epochs"] == 2
     assert 20 < restore["epsilon"] < 40
@@ -432,7 +433,7 @@ def test_export_after_abandon_keeps_ids(job: Path, tmp_path: Path) -> None:
     stores.close_all()
     before = files(tmp_path / "out")
     done("backup", job, "--out", tmp_path / "b")
-    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, ROOM)
     now = "2024-01-03T12:00:00Z"
     done("restore", "pages", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
     # What was released in the first epoch is what it was, also from the restored store.
@@ -444,7 +445,7 @@ def test_each_abandoned_restore_is_an_epoch_of_its_own(job: Path, tmp_path: Path
     """Units count from the backup on, so the epoch begun from it before is spent as well."""
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
-    accounts.write(job, TEXT.replace("epsilon = 22.0", "epsilon = 300.0"))
+    accounts.write(job, ROOM)
     run(job)
     stores.close_all()
     ledger, out = accounts.opened(tmp_path / "ledger.db", "d"), tmp_path / "out"

@@ -207,8 +207,8 @@ def test_both_families_of_noise_are_explained(tmp_path: Path) -> None:
              for more in ("", ", optimise = answer", ", mechanism = gaussian")]  # fmt: skip
     explanation = explain(catalog, texts)
     rows = [{row["mechanism"]: row for row in s.families} for s in explanation.statements]
-    assert [row["questions"] for row in rows[0].values()] == [83, 8]
-    assert [row["questions"] for row in rows[1].values()] == [82, 7]
+    assert [row["questions"] for row in rows[0].values()] == [76, 8]
+    assert [row["questions"] for row in rows[1].values()] == [75, 5]
     assert list(rows[2]) == ["gaussian"] and rows[2]["gaussian"]["taken"]
     assert [row["gaussian"]["taken"] for row in rows[:2]] == [True, False]
     sds = [row["columns"][0]["parts"][0]["sd"] for row in rows[0].values()]

@@ -63,6 +63,8 @@ def test_a_closed_windows_states_are_gone_from_the_file(bench: SqliteBench) -> N
 class Faulty:
     """A connection whose Nth use fails: before it had an effect, or after (outcome unknown)."""
 
+    path = None
+
     def __init__(self, db: sqlite3.Connection, fails_at: int, after: bool) -> None:
         self._db, self._left, self._after = db, fails_at, after
         self.fired = False
