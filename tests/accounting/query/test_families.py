@@ -372,10 +372,7 @@ KINDS = {
 @pytest.mark.parametrize("limit", [None, LIMIT, room((12.0, 1e-5), *SPENT)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sd_never_rises(kind: str, limit: Room | None) -> None:
-    """With epsilon or delta, or where C, kappa or a bound falls; all groups public, one column.
-
-    The limits allow both families of every question.
-    """
+    """With epsilon or delta, or where C, kappa or a bound falls; limits allow both families."""
     epsilons, deltas = (0.1, 0.3, 1.0, 1.7, 3.0, 6.0), (0.0, 1e-12, 1e-9, 1e-7, 1e-6)
     groups, bounds = (1, 2, 5, 9, 16, 40), (1, 2, 7)
     sd = np.empty((len(epsilons), len(deltas), len(groups), len(bounds)))
