@@ -1,33 +1,33 @@
 """The joint cost of several mechanisms on the same unit, each figure rounded up.
 
 A spend is Gaussian-DP (``mu``), zero-concentrated (``rho``) or plain (epsilon, delta); the first
-two may have a delta that their thresholds use on top.  ``Total`` has the sums.  What an account
-allows by them is decided by `accounting.filters`; this module computes the epsilon that is
-*reported* of charges whose kinds and sizes were fixed beforehand.
+two may have an additional delta for thresholds.  ``Total`` has the sums.  `accounting.filters`
+decides by them what an account accepts; this module computes the epsilon that is *reported* for
+charges whose kinds and sizes were fixed beforehand.
 
 **Gaussian and plain** (mechanism.md section 4, "one Gaussian-DP mechanism").  The Gaussian parts
 are one Gaussian mechanism, mu^2 = sum of mu_i^2 (Dong, Roth and Su 2022).  A plain (e, d) mechanism
-adds at most e to the privacy loss but with probability d, so that together
+adds at most e to the privacy loss, except with probability d, so that together
 
     delta(epsilon) <= delta_G(epsilon - sum e_i; mu) + sum d_i + sum of threshold deltas.
 
-That is basic composition at the split which leaves the Gaussian part all of epsilon that the
-plain parts do not need.  It is never below the exact composition (tests: dp-accounting's
-privacy loss distributions), and exact for one plain mechanism without noise.
+That is basic composition: the Gaussian part gets the epsilon that the plain parts do not need.  It
+is never below the exact composition (tests compare it with dp-accounting's privacy loss
+distributions), and exact for one plain mechanism without Gaussian noise.
 
 **zCDP** (mechanism.md section 5, the discrete Gaussian "of zCDP claims").  The rho parts are one
 mechanism with the sum of their rho (Bun and Steinke 2016, lemma 2.3).  A mu-GDP mechanism
-is a function of N(0, 1) against N(mu, 1), so that it is mu^2/2-zCDP as well; nothing leads back: a
+is a function of N(0, 1) against N(mu, 1), so it is also mu^2/2-zCDP.  The converse is false: a
 rho-zCDP mechanism need not be sqrt(2 rho)-GDP, and is never counted as if it were.  With R =
 sum rho_i and delta_Z the best conversion of zCDP (Canonne, Kamath and Steinke 2020, proposition
-7), both of these hold for the two kinds together, and the smaller is taken:
+7), both of these hold for the two kinds together, and the smaller is used:
 
     delta_Z(epsilon; R + mu^2 / 2),        all of it as zCDP;
     min over 0 < x < epsilon of  delta_G(epsilon - x; mu) + delta_Z(x; R),
 
 the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part like those above.
-Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part
-nothing differs from the first paragraph.
+Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part the
+rule for Gaussian and plain spends is used alone.
 """
 
 import functools
@@ -50,9 +50,10 @@ class Spend(Protocol):
 
     Attributes:
         epsilon, delta: guarantee of this spend alone.
-        mu: Gaussian-DP parameter of its noise, if that is how it is accounted for.
-        rho: zCDP parameter of its noise, if that is.  With neither it is plain.
-        threshold_delta: part of delta on top of that of mu or rho; 0 for a plain spend.
+        mu: Gaussian-DP parameter of its noise; ``None`` if it is not Gaussian.
+        rho: zCDP parameter of its noise; ``None`` if it is not zero-concentrated.  A spend without
+            mu and rho is plain.
+        threshold_delta: delta of thresholds, in addition to that of mu or rho; 0 for a plain spend.
     """
 
     @property
@@ -80,10 +81,10 @@ class Total(NamedTuple):
     """Any number of spends, as the few exact sums that their composition needs.
 
     Attributes:
-        spends: how many; alone: (epsilon, delta) of the only one, which can be sharper than
-            its parts.
+        spends: number of spends.
+        alone: (epsilon, delta) of a single spend, which can be smaller than what its sums give.
         gauss: sum of mu^2; rho: sum of rho.
-        plain: sum of the plain epsilons; extra: of the plain deltas and those of thresholds.
+        plain: sum of the plain epsilons; extra: sum of the plain deltas and of those of thresholds.
         responses: sum of the Renyi divergences of randomised responses at the plain epsilons, of
             the order ``order``, in nats.
         order: Renyi order, above 1; fixed before the first spend.
@@ -118,7 +119,7 @@ class Total(NamedTuple):
 
     @property
     def divergence(self) -> Fraction:
-        """Renyi divergence of all spends of the order ``order``, in nats, but for ``extra``.
+        """Renyi divergence of order ``order`` of all spends, in nats, without ``extra``.
 
         mu-GDP is a function of N(0, 1) against N(mu, 1), whose divergence is order mu^2 / 2; that
         of rho-zCDP is at most order rho; and a plain epsilon is a function of the randomised
@@ -139,7 +140,7 @@ class Total(NamedTuple):
         return min(self._deltas(epsilon))
 
     def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon at which the parts spend no more than delta, rounded up."""
+        """Return the smallest epsilon at which all spends use at most delta, rounded up."""
         if not self.gauss and not self.rho:
             return float(self.plain) if self.extra <= written(delta) else math.inf
         left = math.nextafter(float(written(delta) - self.extra), -math.inf)
@@ -151,9 +152,9 @@ class Total(NamedTuple):
         return (float(self.plain) + noise._least(left)) * _UP
 
     def _least(self, delta: float) -> float:
-        """Least epsilon of the noise alone, as far as a bisection finds it from above.
+        """Return the least epsilon of the noise alone, rounded up by a bisection.
 
-        Infinite where no float is enough.
+        It is infinite if no float is large enough.
         """
 
         def fits(epsilon: float) -> bool:
@@ -194,17 +195,18 @@ class Total(NamedTuple):
 def divergence_of_response(epsilon: float, order: float) -> float:
     """Return the Renyi divergence of a randomised response at epsilon, rounded up, in nats.
 
-    Of all epsilon-DP mechanisms it has the largest: they are functions of it.  With p =
-    e^epsilon / (1 + e^epsilon) it is ln(p e^(b epsilon) + (1 - p) e^(-b epsilon)) / b for b = order
-    - 1.  So that nothing overflows, and a small epsilon keeps its digits, e^(b epsilon) is taken
-    out: b epsilon + ln(1 - (1 - p) (1 - e^(-2 b epsilon))).
+    No epsilon-DP mechanism has a larger one, because each is a function of a randomised response.
+    With p = e^epsilon / (1 + e^epsilon) and b = order - 1 the divergence is
+    ln(p e^(b epsilon) + (1 - p) e^(-b epsilon)) / b.  The factor e^(b epsilon) is taken out of the
+    logarithm, so that nothing overflows and a small epsilon keeps its digits:
+    (b epsilon + ln(1 - (1 - p) (1 - e^(-2 b epsilon)))) / b.
     """
-    more = order - 1
-    other = 1 / (1 + math.exp(min(epsilon, 700.0)))
-    inner = other * -math.expm1(-2 * more * epsilon)
-    # The difference of two terms, each with a few ulps of the larger one.
-    error = 16 * 2.0**-52 * (1 + 1 / more) * epsilon
-    return min(epsilon, (epsilon + math.log1p(-inner) / more) * _UP + error)
+    order_less_one = order - 1
+    lie = 1 / (1 + math.exp(min(epsilon, 700.0)))  # 1 - p
+    inner = lie * -math.expm1(-2 * order_less_one * epsilon)
+    # A bound of the float error of the difference: a few ulps of its larger term.
+    error = 16 * 2.0**-52 * (1 + 1 / order_less_one) * epsilon
+    return min(epsilon, (epsilon + math.log1p(-inner) / order_less_one) * _UP + error)
 
 
 def _delta_of_rho(rho: float, epsilon: float) -> float:
@@ -244,10 +246,10 @@ def total_of(spends: Sequence[Spend] | Total) -> Total:
 
 
 def epsilon_spent(spends: Sequence[Spend] | Total, delta: float) -> float:
-    """Return the smallest epsilon at which the composition spends no more than delta, rounded up.
+    """Return the smallest epsilon at which the composition spends at most delta, rounded up.
 
-    It is a promise for charges whose kinds and sizes were fixed beforehand.  Infinite where even
-    the parts of delta that no epsilon pays for exceed it.
+    It is valid for charges whose kinds and sizes were fixed beforehand.  It is infinite where the
+    deltas of thresholds and plain charges alone exceed delta.
     """
     total = total_of(spends)
     if not total.spends:

@@ -1,20 +1,21 @@
 """What charges spend of each period of an account's unit, and whether one more is accepted.
 
-Two data sets that differ in one unit (one person's records of one period) give every charge whose
-records lie in other periods the same input, so that such a charge cannot tell them apart whatever
-was answered before.  So the limit is kept for every period by itself: a charge is accepted if **for
-every period of its range** a filter accepts the sum of all charges whose range has that period
-(`accounting.filters`).  Different periods may be accepted by different filters, since each pair of
-neighbours differs in one of them.
+The limit holds for every period separately: a charge is accepted if, **for every period of its
+range**, a filter accepts the sum of all charges whose range contains that period
+(`accounting.filters`).  The reason: two data sets that differ in one unit (one person's records of
+one period) give the same input to every charge whose records lie in other periods, so such a
+charge cannot tell them apart, whatever was answered before.  Different filters may accept
+different periods, because each pair of neighbours differs in one period only.
 
-A range holds every private record that can change one of the charge's outputs, rounded outward to
-whole periods (``Charged.span``); a charge without one counts in all periods, as every question
-does.  Which later charges are made may depend on earlier answers, also on those about other
-periods; the theorems of the filters allow that.  Periods are infinitely many, but the sums are
-equal between two borders of ranges, so that few pieces hold them all.
+The range of a charge contains every private record that can change one of its outputs, rounded
+outward to whole periods (``Charged.span``).  A charge without a range, such as every question,
+counts in all periods.  Later charges may be chosen by earlier answers, also by answers about other
+periods; the theorems of the filters allow that.  There are infinitely many periods, but the sums
+are equal between two borders of ranges, so a few pieces are enough to store them.
 
-A first charge that only its own (epsilon, delta) fits takes all periods of its range for good.  It
-is first if no charge before it counts in any of them.
+A first charge that no filter accepts, but whose own (epsilon, delta) is within the limit, takes all
+periods of its range: every later charge in one of them is refused.  A charge is first if no earlier
+charge counts in any period of its range.
 """
 
 import math
@@ -34,15 +35,15 @@ class Piece(NamedTuple):
     """Periods with equal sums.
 
     Attributes:
-        total: of the charges that count in them.
-        taken: whether a first charge has taken them for good.
+        total: sums of the charges that count in them.
+        taken: whether a first charge has taken them, so that every later charge is refused.
     """
 
     total: Total
     taken: bool = False
 
     def over(self, limit: Limit) -> bool:
-        """Return whether the charges exceed a limit, as only a recovery or a lower limit can do."""
+        """Return whether the charges exceed a limit; only a recovery or a lower limit causes it."""
         if self.taken:
             return self.total.spends > 1
         return not limit.accepting(self.total)
@@ -53,27 +54,29 @@ class Verdict(NamedTuple):
 
     Attributes:
         accepted: whether it is accepted.
-        reason: the filter that accepts it in the period of least room; ``first``: its own pair
-            fits, and it takes its periods for good; ``taken``: refused, a first charge has taken
-            one of its periods; ``room``: refused, in some period no filter has room.
-        used: the largest share of the limit that its periods use with it; above 1 if refused.
-        part: what decides in the period of least room: a filter or the pot
-            (`filters.Limit.scarcest`).
+        reason: the filter that accepts it in the fullest period; ``first``: accepted because its
+            own (epsilon, delta) is within the limit, and it takes its periods; ``taken``: refused
+            because a first charge has taken one of its periods; ``room``: refused because in some
+            period no filter accepts it.
+        used: the share of the limit that is used in the fullest period, with this charge; above 1
+            if it is refused.
+        part: the filter, or the delta sum, that decides in the fullest period
+            (`filters.Limit.deciding_part`).
     """
 
     accepted: bool
     reason: FilterName | Literal["first", "taken", "room"]
     used: float
-    part: FilterName | Literal["pot"]
+    part: FilterName | Literal["delta_sum"]
 
 
 class Spent(NamedTuple):
     """The sums of all periods of an account, as a value.
 
     Attributes:
-        unit: the account's.
-        borders: numbers of the periods at which a new piece begins, rising.
-        pieces: one more than borders; the first reaches back without end, the last onward.
+        unit: the account's unit.
+        borders: numbers of the periods at which a new piece begins, in rising order.
+        pieces: one more than borders; the first has no beginning, and the last has no end.
     """
 
     unit: UnitIdentity
@@ -93,7 +96,7 @@ class Spent(NamedTuple):
         """Return the sums with one more charge, or several that are alike.
 
         Args:
-            takes: whether it takes its periods for good.
+            takes: whether it takes its periods, so that every later charge is refused there.
 
         Raises:
             PolicyError: it protects another unit, or nothing bounds its cost.
@@ -101,13 +104,13 @@ class Spent(NamedTuple):
         spend = cost_to(self.unit, charge).spend
         split = self._split(charge)
         first, behind = split._range(charge)
-        more = (
+        charged = (
             Piece(piece.total.plus(spend, times), piece.taken or takes)
             for piece in split.pieces[first:behind]
         )
-        return split._replace(pieces=(*split.pieces[:first], *more, *split.pieces[behind:]))
+        return split._replace(pieces=(*split.pieces[:first], *charged, *split.pieces[behind:]))
 
-    def of(self, charge: Charged) -> tuple[Piece, ...]:
+    def pieces_of(self, charge: Charged) -> tuple[Piece, ...]:
         """Return the pieces that a charge counts in."""
         split = self._split(charge)
         first, behind = split._range(charge)
@@ -119,9 +122,10 @@ class Spent(NamedTuple):
         Raises:
             PolicyError: it protects another unit, or nothing bounds its cost.
         """
-        spend, before = cost_to(self.unit, charge).spend, self.of(charge)
-        worst = max((piece.total.plus(spend) for piece in before), key=limit.used)
-        used, part, accepting = limit.used(worst), limit.scarcest(worst), limit.accepting(worst)
+        spend, before = cost_to(self.unit, charge).spend, self.pieces_of(charge)
+        fullest = max((piece.total.plus(spend) for piece in before), key=limit.used)
+        used, part = limit.used(fullest), limit.deciding_part(fullest)
+        accepting = limit.accepting(fullest)
         if any(piece.taken for piece in before):
             return Verdict(False, "taken", math.inf, part)
         if accepting:
@@ -131,22 +135,25 @@ class Spent(NamedTuple):
             return Verdict(True, "first", 1.0, part)
         return Verdict(False, "room", used, part)
 
-    def raised(self, limit: Limit, charge: Charged) -> tuple[float, float] | None:
-        """Return nearly the least (epsilon, delta) of a raised limit that accepts a charge.
+    def raised_limit(self, limit: Limit, charge: Charged) -> tuple[float, float] | None:
+        """Return (epsilon, delta) of a raised limit that accepts a charge, nearly the least one.
 
-        Delta stays where the pot has room, and else grows until it has.
+        Delta stays the same where the delta sum fits, and is raised until it fits otherwise.
 
         Returns:
-            ``None``: none of up to 2^30 times the epsilon does.
+            The pair; ``None`` if no epsilon up to 2^30 times the present one is enough.
         """
-        totals = [piece.total.plus(cost_to(self.unit, charge).spend) for piece in self.of(charge)]
-        delta, pots = limit.delta, [limit.pot_share(total) for total in totals]
-        if max(pots) > 1:
-            delta = float(up(delta * max(pots), 3))
+        spend = cost_to(self.unit, charge).spend
+        shares = [
+            limit.delta_sum_share(piece.total.plus(spend)) for piece in self.pieces_of(charge)
+        ]
+        delta = limit.delta
+        if max(shares) > 1:
+            delta = float(up(delta * max(shares), 3))
 
         def accepts(epsilon: float) -> bool:
-            more = limit._replace(epsilon=epsilon, delta=delta)
-            return self.verdict(more, charge).accepted
+            raised = limit._replace(epsilon=epsilon, delta=delta)
+            return self.verdict(raised, charge).accepted
 
         if not 0 < delta < 1:
             return None
@@ -162,11 +169,11 @@ class Spent(NamedTuple):
         epsilon = max(limit.epsilon, float(up(high, 4)))
         return (epsilon, delta) if accepts(epsilon) else None
 
-    def most(self, limit: Limit, pieces: Iterable[Piece] | None = None) -> Piece:
+    def fullest(self, limit: Limit, pieces: Iterable[Piece] | None = None) -> Piece:
         """Return the piece that uses the largest share of a limit.
 
         Args:
-            pieces: among these; ``None``: among all.
+            pieces: the pieces to compare; ``None``: all of them.
         """
 
         def used(piece: Piece) -> float:
@@ -174,26 +181,29 @@ class Spent(NamedTuple):
 
         return max(self.pieces if pieces is None else pieces, key=used)
 
-    def holds(self, limit: Limit, charge: Charged) -> int:
+    def further_charges(self, limit: Limit, charge: Charged) -> int:
         """Return how many more charges like this one are accepted, at most 2^40."""
-        spend, pieces = cost_to(self.unit, charge).spend, self.of(charge)
+        spend, pieces = cost_to(self.unit, charge).spend, self.pieces_of(charge)
         if any(piece.taken for piece in pieces):
             return 0
         first = self.verdict(limit, charge).reason == "first"
-        return 1 if first else min(limit.holds(piece.total, spend) for piece in pieces)
+        return 1 if first else min(limit.further_charges(piece.total, spend) for piece in pieces)
 
     def _split(self, charge: Charged) -> "Spent":
-        """The same sums, with borders at both ends of a charge's range."""
+        """Return the same sums, with borders at both ends of a charge's range."""
         borders, pieces = list(self.borders), list(self.pieces)
         for border in periods_of(self.unit, charge):
             if border is not None and border not in borders:
-                at = bisect_left(borders, border)
-                borders.insert(at, border)
-                pieces.insert(at, pieces[at])
+                index = bisect_left(borders, border)
+                borders.insert(index, border)
+                pieces.insert(index, pieces[index])
         return self._replace(borders=tuple(borders), pieces=tuple(pieces))
 
     def _range(self, charge: Charged) -> tuple[int, int]:
-        """Which pieces a charge counts in, where its range has borders."""
+        """Return the first piece that a charge counts in, and the one behind the last.
+
+        Both ends of its range must be borders.
+        """
         first, behind = periods_of(self.unit, charge)
         begin = 0 if first is None else self.borders.index(first) + 1
         return begin, len(self.pieces) if behind is None else self.borders.index(behind) + 1
@@ -202,15 +212,16 @@ class Spent(NamedTuple):
 def person_spent(
     unit: UnitIdentity, charges: Iterable[Charged], delta: float
 ) -> tuple[float, float] | None:
-    """Return (epsilon, delta) of a person of all periods, for charges fixed beforehand.
+    """Return (epsilon, delta) of one person over all periods, for charges fixed beforehand.
 
-    It is reported beside a limit per period, and nothing is refused by it.
+    It is reported beside a limit per period; no charge is refused because of it.
 
     Args:
-        delta: for noise; thresholds of all periods come on top.
+        delta: part of delta for noise; the deltas of thresholds of all periods are added to it.
 
     Returns:
-        ``None``: the account has no periods; infinite after a stream without end.
+        The pair; ``None`` if the account has no periods.  Epsilon is infinite after a stream
+        without end.
     """
     if unit.period is None:
         return None
@@ -225,7 +236,7 @@ def person_spent(
 
 
 class _Question(NamedTuple):
-    """A charge that is not made yet, about any records of a unit."""
+    """A charge that is only planned, of a question about all records of a unit."""
 
     epsilon: float
     delta: float
@@ -239,10 +250,10 @@ class _Question(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The public part of an account that a choice between families of noise uses.
+    """The public figures of an account that a choice between families of noise uses.
 
     Attributes:
-        limit, spent: of the account.
+        limit, spent: the account's limit, and what its charges have spent.
         identity: unit that the question protects, as the account names it.
     """
 
@@ -250,39 +261,40 @@ class Room(NamedTuple):
     spent: Spent
     identity: UnitIdentity
 
-    def holds(self, spend: Spend) -> int:
+    def further_charges(self, spend: Spend) -> int:
         """Return how many more questions of this cost the account accepts."""
-        return self.spent.holds(self.limit, self._charge(spend, 1.0))
+        return self.spent.further_charges(self.limit, self._charge(spend, 1.0))
 
-    def share(self, spend: Spend, part: float = 1.0) -> float:
-        """Return the share of what is left that a question takes, in the period where it is most.
+    def share(self, spend: Spend, factor: float = 1.0) -> float:
+        """Return the share of the unused limit that a question takes, in the period where the
+        share is largest.
 
         Args:
-            part: of its plain epsilon.
+            factor: the question has this factor times its plain epsilon.
         """
-        charge = self._charge(spend, part)
-        cost, pieces = cost_to(self.spent.unit, charge).spend, self.spent.of(charge)
+        charge = self._charge(spend, factor)
+        cost, pieces = cost_to(self.spent.unit, charge).spend, self.spent.pieces_of(charge)
         if any(piece.taken for piece in pieces):
             return math.inf
-        return max(self.limit.share_left(piece.total, cost) for piece in pieces)
+        return max(self.limit.share_of_rest(piece.total, cost) for piece in pieces)
 
     def equal_share(self, other: Spend, plain: Spend) -> float:
-        """Return the factor of a plain spend's epsilon at which its share is that of another spend.
+        """Return the factor of a plain spend's epsilon that gives it the share of another spend.
 
         Returns:
-            At most 1: a spend whose share is not larger stays as it is.  0 where nothing is left
-            for plain spends, and something for the other one.
+            At most 1: a plain spend whose share is not larger keeps its epsilon.  0 if the account
+            has nothing left for plain spends, but has for the other one.
         """
         share = self.share(other)
         if self.share(plain) <= share:
             return 1.0
         if self.share(plain, 0.0) > share:
             return 0.0
-        return bisected(lambda part: self.share(plain, part) > share, 0.0, 1.0, 40)[0]
+        return bisected(lambda factor: self.share(plain, factor) > share, 0.0, 1.0, 40)[0]
 
-    def _charge(self, spend: Spend, part: float) -> _Question:
+    def _charge(self, spend: Spend, factor: float) -> _Question:
         return _Question(
-            spend.epsilon * part if spend.mu is None else spend.epsilon,
+            spend.epsilon * factor if spend.mu is None else spend.epsilon,
             spend.delta,
             spend.mu,
             spend.rho,

@@ -2,9 +2,10 @@
 
 **Identity.**  Two runs protect the same unit if it has one name and type and, where there is a
 privacy period, the periods are the same sets of event times: one event-time column, one length
-in microseconds, one phase (start modulo length).  The name stands for the column's ids: by
-default it is the column's name; a ledger's jobs that find the same ids in columns of other names
-declare one (``unit`` of the data set).  ``UnitIdentity.text`` is what an entry of the ledger holds.
+in microseconds, one phase (start modulo length).  The name identifies the column's ids: by
+default it is the column's name; jobs of one account that read the same ids from columns of other
+names declare one name (``unit`` of the data set).  An entry of the account stores
+``UnitIdentity.text``.
 
 **Several units of one person** (k pairs (person, period), added or removed together).  Let S be
 the stacked, noise-normalised encodings of all streams, x_i what unit i adds to S on a given path
@@ -17,31 +18,32 @@ coordinate, and by Cauchy-Schwarz, coordinate by coordinate,
 
 With m = 1 that is sqrt(k) mu.  The bound is reached: m units with all their pairs in one key and
 step (late records share a step) add up to m times what one adds, which is mu for the tree.  For
-selected keys and m > 1 the plan states the larger k mu (no tree is looked at: the triangle
-inequality), and k C b of delta; ``budget.thresholds`` says what thresholds must be for that.
+selected keys and m > 1 the plan states the larger k mu, by the triangle inequality without a look
+at the trees, and k C b of delta; ``budget.thresholds`` describes the thresholds that this needs.
 
-A plain (epsilon, delta) of one unit costs k of them k epsilon.  With m = 1 the windows of each
-period are a mechanism of their own, whose inputs depend on those of the others by outputs alone:
-k of them compose to (k epsilon, k delta), whether they follow each other or run side by side (Lyu
-2022).  With m > 1 one mechanism meets several units, and delta is that of group privacy.
+A plain (epsilon, delta) of one unit costs k units k epsilon.  With m = 1 the windows of each period
+are a separate mechanism, whose inputs depend on those of the others only through outputs: k of them
+compose to (k epsilon, k delta), whether they run one after the other or concurrently (Lyu 2022).
+With m > 1 one mechanism meets several units, and delta is that of group privacy.
 
-**Other units than the account's.**  The unit of an account is fixed when the account is made: a
-name and a type and, if its limit is per period, the event-time column, length and phase of the
-period.  So no answer can change whom the limit protects.  The cost of a run is stated for
-neighbours that differ in ALL records of one of the run's units.  ``cost_to`` gives its cost to the
-account's unit:
+**A run whose unit is not the account's.**  The unit of an account is fixed when the account is
+made: a name and a type and, if its limit is per period, the event-time column, length and phase of
+the period.  So no answer can change whom the limit protects.  The cost of a run is stated for
+neighbours that differ in ALL records of one of the run's units.  ``cost_to`` returns its cost to
+the account's unit:
 
-* the same unit: its own cost;
-* the account's unit is a disjoint union of n whole units of the run (a person, of a run per week;
-  a week, of a run per day): what n units of a person cost together (above).  A run without an end
-  has no largest n for a person, and is refused;
-* the account's unit is a part of a unit of the run (a person's week, of a question about all
-  records): *replacement*, the whole unit removed and added again without the part.  That is two
-  units at once that meet everywhere: 2 mu, 4 rho, and of a plain charge 2 epsilon and delta (1 +
-  e^epsilon).  Thresholds of Gaussian noise cost 2 C b: with the gates of one of the two data sets a
-  test that only one of them makes succeeds with at most b, C on either side, and neither has a
+* the two units are equal: the cost of the run;
+* the account's unit is a disjoint union of n whole units of the run (the account protects a person
+  and the run a person's week; or a week and a day): the cost of n units of a person together, as
+  above.  A run without an end has no largest n for a person, and is refused;
+* the account's unit is a part of a unit of the run (the account protects a person's week, and a
+  question a person's records of all time): the cost of a *replacement*, in which the whole unit is
+  removed and added again without the part.  These are two units at once that meet everywhere: 2 mu,
+  4 rho, and for a plain charge 2 epsilon and delta (1 + e^epsilon).  Thresholds of Gaussian noise
+  cost 2 C b: with the gates of one of the two data sets, each test that only one of them makes
+  succeeds with probability at most b, there are C such tests on each side, and neither side has a
   factor e^epsilon (mechanism.md section 4);
-* neither: refused, and so are other names and types, and periods of another event-time column.
+* otherwise the run is refused, and so are runs of another unit name, type or event-time column.
 """
 
 import functools
@@ -62,21 +64,21 @@ if TYPE_CHECKING:
 _VERSION = "unit/1 "
 #: Relative error allowed for a product and a root.
 _UP = 1 + 1e-12
-#: Beyond this epsilon e^epsilon is near the end of a float's range; no delta is promised there.
-_LARGEST = 600.0
+#: Above this epsilon e^epsilon is near the end of a float's range; delta is then 1.
+_LARGEST_EPSILON = 600.0
 
 
 class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The public properties that distinguish privacy units.
 
     Attributes:
-        name: of the unit: as the ledger declares it, or its column's.
-        type: of its values.
-        event_time: column of the times that decide the period; period: its length in micros;
-            phase: start modulo period.  All three or none: the whole stream.
+        name: name of the unit: the declared one, or that of its column.
+        type: type of its values.
+        event_time: column of the times that decide the period; period: its length in
+            microseconds; phase: start modulo period.  All three are set, or none: then the unit
+            has all records of the stream.
 
-    Digests cover ``text``, which ledgers keep: its names are frozen, whatever the fields are
-    called.
+    Accounts store ``text`` and digests cover it, so the names in it must never change.
     """
 
     name: str = msgspec.field(name="name")
@@ -88,13 +90,13 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def __post_init__(self) -> None:
         given = [part is not None for part in (self.event_time, self.period, self.phase)]
         if any(given) != all(given):
-            raise ValueError("a period needs its length, its phase and an event time")
+            raise ValueError("a period needs a length, a phase and an event time")
         if self.period is not None and not 0 <= (self.phase or 0) < self.period:
-            raise ValueError("a phase lies within the period")
+            raise ValueError("a phase must be at least 0 and below the period")
 
     @property
     def text(self) -> str:
-        """Canonical text of this form's version: equal units have equal texts."""
+        """Canonical text of this version of the format: equal units have equal texts."""
         return _VERSION + msgspec.json.encode(self, order="sorted").decode()
 
     @classmethod
@@ -102,13 +104,13 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         """Return the unit of a canonical text.
 
         Raises:
-            PolicyError: it is none of a version that this program knows.
+            PolicyError: the text is not of a version that this program can read.
         """
         return _read(text)
 
     @property
     def description(self) -> str:
-        """The unit as exact text for people."""
+        """The unit as a text for people, with exact figures."""
         who = f"{self.name} ({self.type})"
         if self.period is None:
             return f"{who}, all records"
@@ -125,12 +127,14 @@ def _read(text: str) -> UnitIdentity:
     except (msgspec.MsgspecError, ValueError):
         pass
     raise PolicyError(
-        "account.path", "names a unit in another form", "use the program that wrote it"
+        "account.path",
+        "stores a privacy unit in a format that this program cannot read",
+        "use the build of dpstream that wrote the account",
     )
 
 
 def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
-    """Return the unit of a plan, with the ledger's ``name`` for it if there is one."""
+    """Return the unit of a plan, under the account's ``name`` for it if there is one."""
     timeline, called = plan.timeline, name or plan.unit.column
     if timeline.period is None:
         return UnitIdentity(called, plan.unit.type)
@@ -139,63 +143,68 @@ def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
 
 
 def together(plan: "Plan") -> int | None:
-    """Return the most units of one person whose effects are taken to add up; ``None``: all of
-    them.
+    """Return the largest number of units of one person whose effects are assumed to add up.
+
+    ``None``: all of them.
     """
     met = plan.timeline.periods_met
     return None if plan.design.selects and met > 1 else met
 
 
 def span_of(plan: "Plan") -> tuple[int, int | None] | None:
-    """Return the event times of all records that can change an output of a plan's run.
+    """Return the range of event times of all records that can change an output of a plan's run.
 
-    A record outside of them is a dead letter by its own times, before a counter, a bound or the
-    memory of ``record_id`` sees it (mechanism.md rule 0); late records and sliding windows have
-    event times inside.  A run without a period counts in all periods of an account.
+    Returns:
+        The first microsecond, and the one behind the last (``None``: without an end).  ``None``
+        for a run without a period, which counts in all periods of an account.
+
+    A record outside of the range becomes a dead letter because of its own times, before a counter,
+    a bound or the memory of ``record_id`` reads it (mechanism.md rule 0).  Late records and the
+    records of sliding windows have event times inside.
     """
     timeline = plan.timeline
     if timeline.period is None:
         return None
-    many = timeline.periods
-    return timeline.start, None if many is None else timeline.start + many * timeline.period
+    periods = timeline.periods
+    return timeline.start, None if periods is None else timeline.start + periods * timeline.period
 
 
 def several_mu(mu: float, units: int, together: int | None) -> float:
     """Return mu of ``units`` of one person together: sqrt(k min(k, together)) mu, rounded up."""
-    alike = units if together is None else min(units, together)
-    return mu if units == 1 else math.sqrt(units * alike) * mu * _UP
+    adding_up = units if together is None else min(units, together)
+    return mu if units == 1 else math.sqrt(units * adding_up) * mu * _UP
 
 
 class Charged(Spend, Protocol):
-    """An entry of a ledger as far as the unit matters.
+    """The fields of a charge that its cost to the account's unit depends on.
 
     Attributes:
         identity: canonical text of the unit.
-        periods: units a person can have in the run, ``None`` without an end.
-        together: see the function of that name.
-        span: event times of all records that can change an output, in microseconds from the first
-            to before the second (``None``: without an end); ``None``: any records.
+        periods: number of units that a person can have in the run; ``None`` without an end.
+        together: as the function ``together`` returns it.
+        span: range of event times of all records that can change an output, as ``span_of`` returns
+            it; ``None``: records of any times.
     """
 
     @property
     def identity(self) -> str:
-        """Canonical text."""
+        """Canonical text of the unit."""
 
     @property
     def periods(self) -> int | None:
-        """Units of a person."""
+        """Number of units of a person."""
 
     @property
     def together(self) -> int | None:
-        """Units that add up."""
+        """Number of units whose effects add up."""
 
     @property
     def span(self) -> tuple[int, int | None] | None:
-        """Event times of the records that count."""
+        """Range of event times of the records that count."""
 
 
 class _Several(msgspec.Struct, frozen=True):
-    """What one run costs several units of a person together."""
+    """The cost of one run to several units of a person together."""
 
     epsilon: float
     delta: float
@@ -208,8 +217,8 @@ class Cost(NamedTuple):
     """The cost of a run to one unit of an account.
 
     Attributes:
-        spend: what the run costs it.
-        units: as how many units of the run it is counted.
+        spend: cost of the run to the account's unit.
+        units: number of units of the run whose joint cost this is.
     """
 
     spend: Spend
@@ -217,7 +226,7 @@ class Cost(NamedTuple):
 
 
 def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
-    """Return what a run costs one unit of the account; see the module.
+    """Return the cost of a run to one unit of the account; see the module.
 
     Raises:
         PolicyError: the run protects another unit, or nothing bounds its cost.
@@ -235,7 +244,7 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
     if own == unit:
         return Cost(charge, 1)
     if own.period is None:
-        return _replaced(charge)
+        return _cost_of_replacement(charge)
     if unit.period is None:
         if charge.periods is None:
             raise PolicyError(
@@ -245,25 +254,26 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
                 "give the job an end, or charge an account whose limit is per period: "
                 f"{_account_per(own)}",
             )
-        return _cost(charge, charge.periods, charge.together)
+        return _cost_of_units(charge, charge.periods, charge.together)
     if own.event_time == unit.event_time and own.phase is not None and unit.phase is not None:
-        apart = own.phase - unit.phase
-        if not unit.period % own.period and not apart % own.period:
-            many = unit.period // own.period
-            return _cost(charge, min(many, charge.periods or many), charge.together)
-        if not own.period % unit.period and not apart % unit.period:
-            return _replaced(charge)
+        shift = own.phase - unit.phase
+        if not unit.period % own.period and not shift % own.period:
+            units = unit.period // own.period
+            units = min(units, charge.periods or units)
+            return _cost_of_units(charge, units, charge.together)
+        if not own.period % unit.period and not shift % unit.period:
+            return _cost_of_replacement(charge)
     raise PolicyError(
         "budget.covers",
-        f"has periods that are neither whole parts of the account's nor made of them: "
-        f"{own.description}, and the account is of {unit.description}",
+        f"has periods that neither divide the account's periods nor consist of them: "
+        f"{own.description}; the account's unit is {unit.description}",
         "give the job the account's period, a start that differs by whole periods, and the same "
         f"event time; or charge an account of its own: {_account_per(own)}",
     )
 
 
 def _account_per(unit: UnitIdentity) -> str:
-    """What is typed to make an account whose unit has a period."""
+    """Return the command that makes an account whose unit has a period."""
     start = "" if not unit.phase else f" --start {second_text(unit.phase)}"
     kind = "" if unit.type == "string" else f" --type {unit.type}"
     return (
@@ -277,8 +287,8 @@ def periods_of(unit: UnitIdentity, charge: Charged) -> tuple[int | None, int | N
     """Return the account's periods that a charge counts in, rounded outward.
 
     Returns:
-        Number of the first one, and of the one behind the last, of ``phase + i * period``;
-        ``None``: without a bound on that side.
+        Number of the first period, and of the one behind the last; period i begins at ``phase +
+        i * period``.  ``None``: without a bound on that side.
     """
     if unit.period is None or unit.phase is None or charge.span is None:
         return None, None
@@ -287,31 +297,31 @@ def periods_of(unit: UnitIdentity, charge: Charged) -> tuple[int | None, int | N
     return first, None if end is None else -((unit.phase - end) // unit.period)
 
 
-def _replaced(charge: Charged) -> Cost:
-    """The cost to a part of one of its units."""
-    return Cost(_cost(charge, 2, None).spend, 2)
+def _cost_of_replacement(charge: Charged) -> Cost:
+    """Return the cost of a run to a part of one of its units."""
+    return Cost(_cost_of_units(charge, 2, None).spend, 2)
 
 
-def _cost(charge: Charged, units: int, together: int | None) -> Cost:
-    """What a run costs so many of its units at once, of which ``together`` at most add up."""
+def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
+    """Return the cost of a run to several of its units, of which at most ``together`` add up."""
     if units == 1:
         return Cost(charge, 1)
     if charge.mu is not None:
         mu = several_mu(charge.mu, units, together)
         thresholds = charge.threshold_delta * units * _UP
-        # As a guarantee of its own it is not used: the account takes its parts.
+        # Its own (epsilon, delta) is not used: the account composes mu and the thresholds' delta.
         return Cost(_Several(math.inf, charge.delta + thresholds, mu, thresholds), units)
     if charge.rho is not None and not charge.threshold_delta:
-        # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  That effects do
-        # not add up (``together``) is known of Gaussian noise alone.
+        # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  Only for Gaussian
+        # noise is it proven that not all effects add up (``together``).
         rho = units**2 * charge.rho * _UP
         return Cost(_Several(math.inf, charge.delta, None, 0.0, rho), units)
     epsilon, delta = charge.epsilon * units * _UP, 0.0
     if together == 1:
-        # No output depends on two of the units but by other outputs: k mechanisms compose.
+        # An output depends on two of the units only through other outputs, so k mechanisms compose.
         delta = min(1.0, charge.delta * units * _UP)
     # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
-    elif charge.delta and epsilon > _LARGEST:
+    elif charge.delta and epsilon > _LARGEST_EPSILON:
         delta = 1.0
     elif charge.delta:
         steps = (math.exp(i * charge.epsilon) for i in range(units))

@@ -228,7 +228,7 @@ class Families(msgspec.Struct, frozen=True):
         """
         options = self.options
         if room is not None and len(options) > 1:
-            allowed = tuple(o for o in options if room.holds(cost_of(o.plan)))
+            allowed = tuple(o for o in options if room.further_charges(cost_of(o.plan)))
             options = allowed or options
         if len(options) > 1 and room is not None and self.optimise == "limit":
             return _by_limit(options[0], options[1], room)
@@ -251,7 +251,7 @@ class Families(msgspec.Struct, frozen=True):
                     "taken": option == chosen,
                     "columns": outlook(option).columns,
                     "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
-                    "questions": None if room is None else room.holds(cost),
+                    "questions": None if room is None else room.further_charges(cost),
                 }
             )
         return rows

@@ -251,14 +251,14 @@ def _spending(history: History, more: Sequence[Charge]) -> dict[str, Any]:
     that these count in; see `Acceptance`.
     """
     filters, spent, verdict = history.filters, history.spent, None
-    used = filters.used(spent.most(filters).total)
+    used = filters.used(spent.fullest(filters).total)
     try:
         if more:
-            used = filters.used(spent.most(filters, spent.of(more[-1])).total)
+            used = filters.used(spent.fullest(filters, spent.pieces_of(more[-1])).total)
         for charge in more:
             verdict = spent.verdict(filters, charge)
             spent = spent.plus(charge, takes=verdict.reason == "first")
-        times = spent.holds(filters, more[-1]) if more else None
+        times = spent.further_charges(filters, more[-1]) if more else None
     except PolicyError:  # which is the refusal
         return {"used": used, "with_this": None, "filter": None, "more": None}
     return {

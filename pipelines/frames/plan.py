@@ -184,4 +184,4 @@ def _left(
     spent = history.spent
     for more in [] if acceptance.cost is None else [charge]:
         spent = spent.plus(more)
-    return history.filters.left(spent.most(history.filters).total)
+    return history.filters.left(spent.fullest(history.filters).total)

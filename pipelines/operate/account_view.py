@@ -170,7 +170,7 @@ def _fields_of(account: History) -> dict[str, Any]:
         total, counted = total_of(charges), {charge.name: 1 for charge in charges}
     else:
         delta, filters, spent = account.limit[1], account.filters, account.spent
-        total, pieces = spent.most(filters).total, list(spent.pieces)
+        total, pieces = spent.fullest(filters).total, list(spent.pieces)
         used = filters.used(total)
         counted = {charge.name: cost_to(own.unit, charge).units for charge in charges}
     epsilon = epsilon_spent(total, delta)

@@ -181,7 +181,7 @@ def budget(catalog: Catalog) -> dict[str, Any]:
     """
     account = read_history(catalog.ledger)
     unit, (epsilon, delta) = account.created.unit, account.persons_limit()
-    total = account.spent.most(account.filters).total
+    total = account.spent.fullest(account.filters).total
     spent = epsilon_spent(total, delta)
     return {
         "data_set": catalog.ledger.data_set,

@@ -109,7 +109,7 @@ def families_of(
         gaussian = most = math.sqrt(plan.error / workload.weight) * contributions / mu
         if room is not None:
             costs = Cost(epsilon, delta, mu, 0.0), Cost(epsilon, 0.0, None, 0.0)
-            allowed = [room.holds(cost) > 0 for cost in costs]
+            allowed = [room.further_charges(cost) > 0 for cost in costs]
             if allowed[0] != allowed[1]:
                 most = 0.0 if allowed[0] else math.inf
             elif allowed[0]:

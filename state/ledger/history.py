@@ -259,7 +259,7 @@ class History:
 
     def _raising(self, spent: Spent, charge: Charge) -> str:
         command, filters = "dpstream account limit", self.filters
-        more, most = spent.raised(filters, charge), (MAX_EPSILON, MOST_DELTA)
+        more, most = spent.raised_limit(filters, charge), (MAX_EPSILON, MOST_DELTA)
         if more is None or more[0] > most[0] or more[1] > most[1]:
             return f"ask the data steward for a larger limit (`{command}`)"
         command += f" {self.created.data_set} --epsilon {exact(more[0])}"

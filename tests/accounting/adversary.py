@@ -1,14 +1,14 @@
-"""The strongest analyst that is computed here against an account's limit: an exact value.
+"""The exact value of the best strategy of an analyst against an account's limit.
 
 The analyst sees the privacy loss of all answers so far and chooses the next charge by it.  The
-value of the best strategy is the true delta at epsilon: the largest P(S) - e^epsilon Q(S), found by
-dynamic programming over the loss, step by step from the end.  Nothing is sampled.  Whether a charge
-is accepted is asked of the account alone, for every sum of charges that a path can reach.
+value of the best strategy is the true delta at epsilon: the largest P(S) - e^epsilon Q(S), computed
+by dynamic programming over the loss, step by step from the end.  Nothing is sampled.  The account's
+rule alone decides whether a charge is accepted, for every sum of charges that a path can reach.
 
-Charges: Gaussian answers of one size, a final one of the largest size that is accepted; randomised
-responses of one size, a final one of the largest epsilon that is accepted (the mechanisms of the
-largest loss for their mu and their epsilon); and a lone key, whose loss is infinite with the
-chance that thresholds allow.
+Charges: Gaussian answers of one size, and a last one of the largest size that is accepted;
+randomised responses of one size, and a last one of the largest epsilon that is accepted (these
+mechanisms have the largest loss for their mu or epsilon); and a lone key, whose loss is infinite
+with the chance that thresholds allow.
 """
 
 import math
@@ -109,7 +109,7 @@ class Analyst:
                 before = [gauss(mu)] * g + [plain(epsilon)] * p
                 if not self.accepts(before):
                     continue
-                pot = largest(lambda d: self.accepts([*before, lone_key(d)]), 1.0)  # noqa: B023
+                chance = largest(lambda d: self.accepts([*before, lone_key(d)]), 1.0)  # noqa: B023
                 value = stop
                 last = self.on_grid(
                     largest(lambda e: self.accepts([*before, plain(e)]), self.epsilon)  # noqa: B023
@@ -118,7 +118,7 @@ class Analyst:
                 last = largest(lambda m: self.accepts([*before, gauss(m)]), 6.0)  # noqa: B023
                 if last > 1e-3:
                     value = np.maximum(value, self.after_gauss(stop, last))
-                value = pot + (1 - pot) * value
+                value = chance + (1 - chance) * value
                 if (g + 1, p) in values:
                     value = np.maximum(value, self.after_gauss(values[g + 1, p], mu))
                 if (g, p + 1) in values:

@@ -1,8 +1,8 @@
-"""Limits against an analyst who chooses each charge by the privacy loss of all answers before.
+"""Limits against an analyst who chooses each charge by the privacy loss of all earlier answers.
 
-`adversary.Analyst` computes the true delta of the best strategy.  The account's own rule keeps it
-within the limit's delta; rules that an account must not have do not, so that a mistake in the
-filters is seen here, and not only in a formula.
+`adversary.Analyst` computes the true delta of the best strategy.  Under the account's rule it is at
+most the limit's delta; under wrong rules it is larger, so the tests detect a mistake in the filters
+without relying on a formula.
 """
 
 from collections import Counter
@@ -100,13 +100,13 @@ def test_an_order_that_is_chosen_late_is_seen(epsilon: float, delta: float) -> N
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), LIMITS)
-def test_a_pot_that_is_left_out_is_seen(epsilon: float, delta: float) -> None:
+def test_a_delta_sum_that_is_left_out_is_seen(epsilon: float, delta: float) -> None:
     limit = Limit(epsilon, delta, default_parts(epsilon, delta))
 
-    def without_pot(charges: list[Charge]) -> bool:
+    def without_delta_sum(charges: list[Charge]) -> bool:
         return bool(limit.accepting(total(charges, limit.parts.order)._replace(extra=0)))  # type: ignore[arg-type]
 
-    assert worst(without_pot, epsilon, 2) > 100 * delta
+    assert worst(without_delta_sum, epsilon, 2) > 100 * delta
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), LIMITS)

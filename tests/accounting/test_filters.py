@@ -36,10 +36,13 @@ def allowed(limit: Limit, charges: list[Charge]) -> bool:
     with mpmath.workdps(50):
         epsilon, a = mpmath.mpf(limit.epsilon), mpmath.mpf(limit.parts.order)
         scale = mpmath.mpf(limit.delta) / mpmath.mpf(limit.parts.delta)
-        pot = scale * mpmath.mpf(limit.parts.thresholds)
+        thresholds = scale * mpmath.mpf(limit.parts.thresholds)
         renyi = scale * mpmath.mpf(limit.parts.renyi)
-        gaussian = mpmath.mpf(limit.delta) - pot - renyi
-        if mpmath.fsum(c.threshold_delta + (c.delta if plain_one(c) else 0) for c in charges) > pot:
+        gaussian = mpmath.mpf(limit.delta) - thresholds - renyi
+        if (
+            mpmath.fsum(c.threshold_delta + (c.delta if plain_one(c) else 0) for c in charges)
+            > thresholds
+        ):
             return False
         sizes = [mpmath.mpf(c.epsilon) for c in charges if plain_one(c)]
         mus = [mpmath.mpf(c.mu) for c in charges if c.mu is not None]
@@ -84,7 +87,7 @@ def test_the_verdict_is_that_of_the_theorems(
     limit: tuple[float, float], charges: list[Charge]
 ) -> None:
     """An order that is chosen late, a part that is counted twice, a measure that is missing and
-    counts as 0, and a pot that is left out, each differ from these formulas."""
+    counts as 0, and a delta sum that is left out, each differ from these formulas."""
     filters = limit_of(*limit)
     assert bool(filters.accepting(total(filters, *charges))) == allowed(filters, charges)
 
@@ -107,13 +110,21 @@ def test_how_many_questions_a_limit_allows() -> None:
     """The figures of the guide, and those of the whole delta for the Renyi filter."""
     small = limit_of(4.0, 1e-6)
     nothing = total(small)
-    assert [small.holds(nothing, plain(size)) for size in (0.1, 0.5, 1.0)] == [61, 8, 4]
-    assert [small.holds(nothing, gauss(size)) for size in (0.05, 0.1, 0.3)] == [256, 64, 7]
+    assert [small.further_charges(nothing, plain(size)) for size in (0.1, 0.5, 1.0)] == [61, 8, 4]
+    assert [small.further_charges(nothing, gauss(size)) for size in (0.05, 0.1, 0.3)] == [
+        256,
+        64,
+        7,
+    ]
     undivided = Limit(4.0, 1e-6, Parts(1e-6, 0.0, 1e-6, best_order(4.0, 1e-6)))
     nothing = total(undivided)
-    assert [undivided.holds(nothing, plain(size)) for size in (0.1, 0.5, 1.0)] == [66, 8, 4]
+    assert [undivided.further_charges(nothing, plain(size)) for size in (0.1, 0.5, 1.0)] == [
+        66,
+        8,
+        4,
+    ]
     assert 0.93 < undivided.left(nothing)["mu"] / mu_of(4.0, 1e-6) < 0.95
-    assert small.holds(nothing, plain(1e-13)) == 1 << 40
+    assert small.further_charges(nothing, plain(1e-13)) == 1 << 40
 
 
 def test_parts_add_up_to_delta_and_are_raised_together() -> None:
@@ -149,7 +160,7 @@ def test_a_part_that_cannot_hold_a_first_job_is_the_default() -> None:
     assert fitted_parts(1.0, 1e-6, sharp) == default_parts(1.0, 1e-6)
     assert fitted_parts(1.0, 1e-6, concentrated(0.01)) == default_parts(1.0, 1e-6)
     keys = Charge(0.5, 8e-7)
-    assert Limit(1.0, 1e-6, fitted_parts(1.0, 1e-6, keys)).pot_share(Total().plus(keys)) < 1
+    assert Limit(1.0, 1e-6, fitted_parts(1.0, 1e-6, keys)).delta_sum_share(Total().plus(keys)) < 1
 
 
 def test_the_best_order_allows_gaussian_charges_the_most() -> None:
@@ -170,6 +181,6 @@ def test_shares_say_which_filter_has_room() -> None:
     assert math.isinf(shares["gaussian"]) and shares["plain"] == 0.25 < shares["renyi"]
     shares = filters.shares(total(filters, concentrated(0.01)))
     assert [name for name, share in shares.items() if math.isinf(share)] == ["plain", "gaussian"]
-    # What the pot uses is used of every filter.
+    # Every filter has used at least the share of the delta sum.
     assert min(filters.shares(total(filters, lone_key(2e-7))).values()) == pytest.approx(0.5)
     assert delta_of(4.0, filters.left(total(filters))["mu"]) <= 3e-7

@@ -100,7 +100,7 @@ def test_every_period_is_kept_by_itself(runs: list[Charge]) -> None:
             model.add(run, actual == "first")
     for period in {(t - 3) // 10 for t in TIMES}:
         spends = [other for other in model.charges[period]]
-        [*_, piece] = spent.of(charge(WEEK, (period * 10 + 3, period * 10 + 13)))
+        [*_, piece] = spent.pieces_of(charge(WEEK, (period * 10 + 3, period * 10 + 13)))
         assert piece.total.spends == len(spends)
         assert math.isclose(
             math.sqrt(float(piece.total.gauss)),
@@ -116,12 +116,18 @@ def test_disjoint_jobs_do_not_add_up() -> None:
     spent = Spent.nothing(WEEK, LIMIT.parts.order).plus(large)
     later = msgspec.structs.replace(large, span=(63, 123))
     verdict = spent.verdict(LIMIT, later)
-    assert verdict.accepted and verdict.reason == "gaussian" and spent.holds(LIMIT, later) == 1
+    assert (
+        verdict.accepted
+        and verdict.reason == "gaussian"
+        and spent.further_charges(LIMIT, later) == 1
+    )
     overlapping = msgspec.structs.replace(large, span=(62, 123))
-    assert not spent.verdict(LIMIT, overlapping).accepted and not spent.holds(LIMIT, overlapping)
+    assert not spent.verdict(LIMIT, overlapping).accepted and not spent.further_charges(
+        LIMIT, overlapping
+    )
     question = charge(PERSON, None, 0.01)
     assert not spent.verdict(LIMIT, question).accepted
-    assert spent.plus(later).most(LIMIT, spent.plus(later).of(question)).total.gauss > 0
+    assert spent.plus(later).fullest(LIMIT, spent.plus(later).pieces_of(question)).total.gauss > 0
     # Of an account without a period all charges add up, whatever their spans are.
     person = Spent.nothing(PERSON, LIMIT.parts.order)
     weekly = msgspec.structs.replace(large, periods=6)
@@ -134,7 +140,7 @@ def test_a_first_charge_takes_its_periods_for_good() -> None:
     )
     spent = Spent.nothing(WEEK, LIMIT.parts.order)
     verdict = spent.verdict(LIMIT, own)
-    assert verdict.accepted and verdict.reason == "first" and spent.holds(LIMIT, own) == 1
+    assert verdict.accepted and verdict.reason == "first" and spent.further_charges(LIMIT, own) == 1
     spent = spent.plus(own, takes=True)
     little, raised = charge(WEEK, (13, 23), 1e-6), LIMIT._replace(epsilon=100.0, delta=1e-3)
     assert spent.verdict(LIMIT, little).reason == spent.verdict(raised, little).reason == "taken"
@@ -160,7 +166,7 @@ def test_a_proposed_limit_has_room_and_a_smaller_one_has_not(
     for run in runs:
         spent = spent.plus(run)
     more = msgspec.structs.replace(more, threshold_delta=more.threshold_delta * factor)
-    proposed = spent.raised(LIMIT, more)
+    proposed = spent.raised_limit(LIMIT, more)
     assert proposed is not None
     raised = LIMIT._replace(epsilon=proposed[0], delta=proposed[1])
     assert spent.verdict(raised, more).accepted

@@ -1,9 +1,10 @@
 """How many equal questions a limit allows, by our filters and by other libraries' accountants:
 ``python -m tests.bench.limits``.
 
-Ours holds for an analyst who chooses by answers; dp-accounting's privacy loss distributions
-(PipelineDP's accountant) take charges that are fixed beforehand, and so does OpenDP's zCDP with a
-number of questions.  Plain questions have Laplace noise at epsilon, Gaussian ones noise of a mu.
+The filters are valid for an analyst who chooses each question by the answers before it.  The
+privacy loss distributions of dp-accounting (PipelineDP's accountant) and OpenDP's zCDP are valid
+for questions that are fixed beforehand.  Plain questions have Laplace noise of an epsilon, Gaussian
+questions have Gaussian noise of a mu.
 """
 
 import functools
@@ -14,7 +15,7 @@ import opendp.prelude as opendp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpstream.accounting.composition import Total
-from dpstream.accounting.filters import Limit, default_parts, largest
+from dpstream.accounting.filters import Limit, default_parts, largest_count
 from tests.accounting.adversary import Charge, gauss, plain
 
 LIMITS = [(1.0, 1e-6), (4.0, 1e-6), (8.0, 1e-6)]
@@ -41,7 +42,7 @@ def by_distributions(charge: Charge, epsilon: float, delta: float) -> int:
         composed = _distribution(charge).self_compose(times)
         return bool(composed.get_delta_for_epsilon(epsilon) <= delta)
 
-    return largest(fits)
+    return largest_count(fits)
 
 
 def by_opendp(charge: Charge, epsilon: float, delta: float) -> int:
@@ -58,7 +59,7 @@ def by_opendp(charge: Charge, epsilon: float, delta: float) -> int:
         pair = opendp.c.make_fix_delta(opendp.c.make_zCDP_to_approxDP(noise), delta).map(1.0)
         return bool(pair[0] <= epsilon)
 
-    return largest(fits)
+    return largest_count(fits)
 
 
 def table() -> list[dict[str, object]]:
@@ -72,7 +73,7 @@ def table() -> list[dict[str, object]]:
                 {
                     "limit": f"({epsilon:g}, {delta:g})",
                     "question": name,
-                    "dpstream": limit.holds(nothing, charge),
+                    "dpstream": limit.further_charges(nothing, charge),
                     "pipelinedp": by_distributions(charge, epsilon, delta),
                     "opendp": by_opendp(charge, epsilon, delta),
                 }

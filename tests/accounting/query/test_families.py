@@ -344,7 +344,7 @@ def test_a_family_that_the_limit_does_not_allow_is_not_taken() -> None:
         assert taken(wide, LIMIT) == "gaussian"
         # Of a plain epsilon less is left than one question needs.
         spent = room((8.0, 1e-5), Cost(7.5, 0.0, None, 0.0))
-        assert spent.holds(Cost(1.0, 0.0, None, 0.0)) == 0
+        assert spent.further_charges(Cost(1.0, 0.0, None, 0.0)) == 0
 
 
 def test_the_digest_is_of_what_was_asked() -> None:

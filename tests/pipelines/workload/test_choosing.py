@@ -152,7 +152,7 @@ def test_what_is_left_of_a_limit(tmp_path: Path) -> None:
     assert job.ledger is not None
     room = room_of(read_history(job.ledger), unit_of(job))
     assert room is not None and float(room.spent.pieces[0].total.plain) == 6.0
-    assert room.holds(Cost(6.0, 0.0, None, 0.0)) == 149
+    assert room.further_charges(Cost(6.0, 0.0, None, 0.0)) == 149
 
 
 @pytest.mark.parametrize(
