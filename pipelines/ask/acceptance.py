@@ -218,7 +218,7 @@ def _unpaid(
             opened = open_ledger(place, looking=True)
             with contextlib.closing(opened) as ledger:
                 register = AnswerLog(ledger, charge.kind)
-                run = register.goes_on(digest, fresh)
+                run = register.continued(digest, fresh)
                 answered &= run is not None and register.read(run) is not None
         run_id = run or run_id
         if run is None:  # the same question twice is charged once, unless it is asked with `fresh`

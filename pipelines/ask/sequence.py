@@ -69,7 +69,7 @@ def ask(
     """
     register = AnswerLog(ledger, question.kind)
     request = request_of(question.kind, question.identity, ring, how.as_of)
-    run_id = register.goes_on(request, how.fresh)
+    run_id = register.continued(request, how.fresh)
     answer, charged = None if run_id is None else register.read(run_id), False
     if answer is None:
         question.check(ring)

@@ -131,7 +131,7 @@ def _acceptance(
     """Decide as `Register.begin` does: what was charged before continues, whatever is left."""
     question, run_id = (
         request.question,
-        open_table.answers.goes_on(request_of(open_table, request), request.fresh),
+        open_table.answers.continued(request_of(open_table, request), request.fresh),
     )
     if run_id is not None:
         return Acceptance(None, None, run_id, None)

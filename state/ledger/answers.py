@@ -1,15 +1,15 @@
 """Answers in the account: charged once before a row is read, committed before they are shown.
 
-A request of any kind (a tuning of bounds, a SQL statement, a table) is an entry of the data set
-like any run, plus a row here: the keyed digest of the question, and, once drawn, the receipt,
-which is the answer's bytes.  `pipelines.ask.sequence` describes the order in which they are written
-and what follows from it; here each step is one transaction:
+A request of any kind (a tuning of bounds, a SQL statement, a table) is charged like any run.  The
+account also stores the keyed digest of the question and, after the draw, the receipt, which is the
+answer's bytes.  `pipelines.ask.sequence` describes the order of the steps and the reason for it;
+each step here is one transaction:
 
 * *begin*: run id, charge and request;
-* *commit*: the receipt, bound to its charge; of several the first one counts;
+* *commit*: the receipt, bound to its charge; if several are committed, the first one counts;
 * *read*: the committed answer, once the account's head file has it (`state.ledger.head`);
-* *delivered*: the command that asked ``fresh`` has written what it makes of the answer.  Until then
-  the same command continues, so that a failure behind the commit costs no second charge.
+* *deliver*: a command that asked with ``fresh`` has written its output.  Until then the same
+  command continues the request, so that a failure after the commit causes no second charge.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
         run_id: the run id of its charge.
         receipt: the receipt's bytes.
         digest: binds them to the charge.
-        charged: whether this very call made the charge.
+        charged: whether this call made the charge.
     """
 
     run_id: str
@@ -46,9 +46,9 @@ class Decision(NamedTuple):
     """The charge of a new request.
 
     Attributes:
-        charge: the charge, with the run id that was given.
-        receipt: the whole answer if nothing is drawn, committed with the charge; ``None``: it is
-            drawn after the charge.
+        charge: the charge, with the given run id.
+        receipt: the complete answer if nothing is drawn, committed with the charge; ``None``: the
+            answer is drawn after the charge.
     """
 
     charge: Charge
@@ -56,12 +56,12 @@ class Decision(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A request that is charged.
+    """A request that was charged.
 
     Attributes:
-        run_id, charge: those of the request.
-        charged: whether this very call charged it.
-        receipt: the receipt, if it was answered.
+        run_id, charge: run id and charge of the request.
+        charged: whether this call charged it.
+        receipt: the receipt; ``None`` if the request was not answered.
     """
 
     run_id: str
@@ -75,7 +75,7 @@ class AnswerLog:
 
     Args:
         ledger: the data set's account.
-        kind: kind of the requests; a request of another kind is another request.
+        kind: kind of the requests; requests of other kinds are ignored.
     """
 
     def __init__(self, ledger: Ledger, kind: ChargeKind) -> None:
@@ -93,45 +93,45 @@ class AnswerLog:
             request: keyed digest of the question.
             decide: returns the charge of a new run id, given all charges before it; called in the
                 transaction, perhaps several times.
-            fresh: charge it again if it was answered and delivered; else it continues.
+            fresh: charge it again if it was answered and delivered; otherwise it continues.
 
         Raises:
-            PolicyError: the charge exceeds the limit, or its cost cannot be composed with the
-            others
-                of its unit.
+            PolicyError: the charge exceeds the limit, or has no cost to the account's unit.
         """
 
         def pay() -> Begun:
             account = self._ledger.history()
-            goes_on = self.goes_on(request, fresh)
-            if goes_on is not None:
-                charge = _charged(account.find(goes_on))
-                answer = self._committed(goes_on)
-                return Begun(goes_on, charge, False, None if answer is None else answer.receipt)
+            run_id = self.continued(request, fresh)
+            if run_id is not None:
+                charge = _charged(account.find(run_id))
+                answer = self._committed(run_id)
+                return Begun(run_id, charge, False, None if answer is None else answer.receipt)
             charge, receipt = decide(new_run_id(), account)
             if charge.kind != self._kind or charge.epoch:
-                raise InvariantError("the charge is of the question's kind")
+                raise InvariantError("the charge must be of the question's kind")
             if account.find(charge.name) is not None:
-                raise PolicyError("account.path", "has this run id already", "draw another one")
+                raise PolicyError(
+                    "account.path", "already has this run id", "run the same command again"
+                )
             [charge] = account.check([charge])
             charge = self._ledger.append_charge(charge)
-            self._ledger.ask(charge.run_id, request)
+            self._ledger.add_request(charge.run_id, request)
             if fresh:
                 self._ledger.add_token(_undelivered(charge.run_id), "fresh", None)
             if receipt is not None:
                 digest = self._digest(charge.run_id, receipt)
-                self._ledger.answer(charge.run_id, receipt, digest)
+                self._ledger.add_receipt(charge.run_id, receipt, digest)
             return Begun(charge.run_id, charge, True, receipt)
 
         return self._ledger.transact(pay, show=False)  # `read` comes before anything is shown
 
-    def goes_on(self, request: str, fresh: bool = False) -> str | None:
+    def continued(self, request: str, fresh: bool = False) -> str | None:
         """Return the run id under which a request is answered at no charge; ``None``: it is
         charged.
 
         Args:
-            fresh: ask again, at a new charge, if it was answered; one that was interrupted, or that
-                was asked ``fresh`` and not delivered, continues.
+            fresh: charge a request that was answered again.  A request that was interrupted, or
+                that was asked with ``fresh`` and not delivered, continues.
         """
         run_id = self.find(request)
         if run_id is None or not fresh or self._ledger.tokens(_undelivered(run_id)):
@@ -139,10 +139,10 @@ class AnswerLog:
         return run_id if self._committed(run_id) is None else None
 
     def deliver(self, run_id: str) -> None:
-        """Record that an answer is where its command puts it: asked ``fresh``, it is asked anew.
+        """Record that a command has written its output, so that ``fresh`` asks at a new charge.
 
-        The command is done, so it does not fail where this cannot be written: ``fresh`` then
-        continues the answer once more, at no charge.
+        The command has finished, so it does not fail if this cannot be recorded: the next
+        ``fresh`` then continues the same answer once more, at no charge.
         """
         name = _undelivered(run_id)
 
@@ -155,18 +155,18 @@ class AnswerLog:
                 self._ledger.transact(drop, show=False)
 
     def find(self, request: str) -> str | None:
-        """Return the run id that was charged for a request; ``None``: it was never asked.
+        """Return the run id that was charged for a request; ``None``: it was never charged.
 
-        Of several, which were asked ``fresh``: the one without a receipt, else the last.  A charge
-        that a recovery closed is never answered.
+        If ``fresh`` charged it several times: the run without a receipt, or else the last one.
+        Charges that a recovery closed are ignored.
         """
-        closed, all_alike = self._ledger.history().closed, self._ledger.requests_alike(request)
-        alike = [a for a in all_alike if a.run_id not in closed and self._is_of_kind(a)]
-        alike.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
-        return alike[-1].run_id if alike else None
+        closed, stored = self._ledger.history().closed, self._ledger.requests_alike(request)
+        usable = [each for each in stored if each.run_id not in closed and self._is_of_kind(each)]
+        usable.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
+        return usable[-1].run_id if usable else None
 
     def commit(self, run_id: str, receipt: bytes) -> None:
-        """Commit the receipt of a charged request, unless it has another receipt already.
+        """Commit the receipt of a charged request, unless it already has one.
 
         Raises:
             PolicyError: there is no charge for it.
@@ -178,21 +178,22 @@ class AnswerLog:
                 if run_id in self._ledger.history().closed:
                     raise PolicyError(
                         "account.path",
-                        "this charge was closed by a recovery of the account while it was answered",
-                        "ask again, at a new charge",
+                        "this charge was closed by a recovery of the account before its answer was "
+                        "committed",
+                        "run the same command again, at a new charge",
                     )
-                self._ledger.answer(run_id, receipt, self._digest(run_id, receipt))
+                self._ledger.add_receipt(run_id, receipt, self._digest(run_id, receipt))
 
         self._ledger.transact(put)
 
     def read(self, run_id: str) -> Answer | None:
-        """Return the committed answer of a run; ``None`` if it has none.
+        """Return the committed answer of a run, which may be shown; ``None`` if it has none.
 
-        It may be shown, because the account's head file has its receipt.
+        On return the account's head file has the receipt.
 
         Raises:
-            PolicyError: it does not fit its digest, or has no charge; or the account is older than
-                its head file.
+            PolicyError: the receipt does not fit its digest, or has no charge; or the account is
+                older than its head file.
         """
         answer = self._committed(run_id)
         if answer is not None:
@@ -209,7 +210,7 @@ class AnswerLog:
         intact = isinstance(receipt, bytes) and entry.digest == digest
         if not intact or receipt is None or digest != self._digest(run_id, receipt):
             raise PolicyError(
-                "account.path", "a receipt was changed", "restore the account from a backup"
+                "account.path", "has a damaged receipt", "restore the account from a backup"
             )
         return Answer(run_id, receipt, digest, False)
 
@@ -225,12 +226,14 @@ class AnswerLog:
 
 
 def _undelivered(run_id: str) -> str:
-    """Return the name under which the account has a token of an answer that is not delivered."""
+    """Return the name of the account's token for an answer that was not delivered."""
     return f"{run_id}/fresh"
 
 
 def _charged(part: Part | None) -> Part:
     """Return the entry of an answer's charge; refuse an account that has the answer without it."""
     if part is None:
-        raise PolicyError("account.path", "an answer has no charge", "restore it from a backup")
+        raise PolicyError(
+            "account.path", "has an answer without a charge", "restore the account from a backup"
+        )
     return part

@@ -1,40 +1,40 @@
 """The head file of an account, which proves that an account is not older than what was shown.
 
 An account that is restored from a backup has lost charges, and answers that people have seen.  So
-whoever asks keeps, in the folder of the file that names the account, a private file that knows the
-end of the account's chain, and a copy of the chain itself.
+each command that asks keeps a private file in the folder of the file that names the account.  It
+has the end of the account's chain, and a copy of the chain.
 
-**Form.**  Two slots, then a log.  A line of the log is an event of the account as the account
-stores it, the tokens of a run (`state.ledger.lineage`), or a cut, behind which another chain goes
-on.  A slot says how long the log is, and the number and digest of the account's last entry then.
-The slot of the longer log counts.  Slots and lines have digests of their own.
+**Format.**  Two slots, then a log.  A line of the log is an event of the account as the account
+stores it, the tokens of a run (`state.ledger.lineage`), or a cut, after which another chain
+continues.  A slot has the length of the log, and the number and digest of the account's last entry
+at that length.  The slot with the greater length is valid.  Slots and lines have digests of their
+own.
 
-**An advance** adds the lines that the log lacks, flushes them, then writes the slot that does not
-count, and flushes it.  So a slot proves that its lines were on disk.  A lock of the kernel keeps
-the order.  Lines are a function of the chain, so where a file system has no locks two processes
-write the same bytes.
+**An advance** adds the lines that the log lacks, flushes them, then overwrites the other slot, and
+flushes it.  So a slot proves that its lines were on disk.  A kernel lock orders advances.  Lines
+are a function of the chain, so two processes write the same bytes where a file system has no locks.
 
-**Torn or rotten.**  After a loss of power within an advance, lines may be behind the slot that
-counts, and a part of one.  The same is there where the newest slot has lost a bit.  So the intact
-lines behind the slot prove what they say too (the account's own commit was durable before), and the
-next advance goes on behind them.  A slot with other bytes than were written is reported; where what
-is behind the other slot has no intact end, the file is refused.  So is it where a line is damaged
-up to there: an advance tears no such line.
+**Torn writes and damage.**  After a loss of power within an advance, the log may have lines, and a
+part of a line, beyond the length in the valid slot.  The same is true if the newest slot was
+damaged.  So intact lines beyond that length are accepted too (the account's own commit was durable
+before they were written), and the next advance continues after them.  A damaged slot is reported.
+The file is refused if the log of the intact slot then has no intact end, or if a line within the
+length of the valid slot is damaged, because an advance cannot tear such a line.
 
 **What holds.**  *No two shown answers have the same noise on different rows; and unless account and
-head are restored together, no charge has two shown answers.*  The first part is that of the names
-of noise (`dp_transforms.noise.inputs`).  For the second, let an answer have been shown, and the
-account be restored.  The receipt was in the account when it was shown (`ask.sequence`), and the
-head had the receipt's entry on disk (`contract.Ledger.keep_head`).  An account without that entry
-is refused until `recovery` has added it; then the charge is closed, and nobody gets an answer for
-it any more.
+head are restored together, no charge has two shown answers.*  The first part follows from the names
+of noise (`dp_transforms.noise.inputs`).  For the second part, assume that an answer was shown and
+the account was restored later.  The receipt was in the account when it was shown (`ask.sequence`),
+and the head had the receipt's entry on disk (`contract.Ledger.keep_head`).  An account without that
+entry is refused until `recovery` has added it; then the charge is closed, and no command returns an
+answer for it.
 
 **One advance for each answer is enough.**  Nothing is shown between a question's charge and its
-receipt, and an advance covers both.  A charge that was lost before its advance was paid for
-nothing: no answer of it was seen, and who asks again is charged.  A stream shows releases without
-receipts, so the head has its charge before the first draw; its later releases add no entry.
+receipt, and an advance covers both.  If a charge is lost before its advance, no answer of it was
+shown, and a command that asks again makes a new charge.  A stream shows releases without receipts,
+so the head has its charge before the first draw; its later releases add no entry.
 
-If a head is removed, the next command makes it again of the account as it is, and warns
+If a head file is removed, the next command writes it again from the present account, and warns
 (`state.ledger.open`).
 """
 
@@ -67,7 +67,7 @@ Tokens = Mapping[str, str | None]
 
 
 class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The end of the account's chain, and of the log."""
+    """The end of the account's chain, and the end of the log in the file."""
 
     head: Head
     end: int
@@ -75,7 +75,7 @@ class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="cut"):
-    """From here on entries follow entry ``seq``: the account continued from there."""
+    """A cut: the entries after this line follow entry ``seq`` of the account."""
 
     seq: int
 
@@ -84,8 +84,8 @@ class Chain(NamedTuple):
     """The account's events that a head file proves.
 
     Attributes:
-        events, digests: of the account's entries, in order.
-        tokens: of each run, all sets that the account accepted, in order.
+        events, digests: events and digests of the account's entries, in order.
+        tokens: for each run, all sets of tokens that the account accepted, in order.
     """
 
     events: list[Event]
@@ -97,17 +97,18 @@ class _Proven(NamedTuple):
     """What slots and lines prove.
 
     Attributes:
-        head: the end of the account's chain; end: of the log's intact lines; size: of the file.
-        place, slot: of the slot that counts, and its content.
-        rotten: whether the other slot is not what was written.
+        head: the end of the account's chain.
+        end: position in the file after the last intact line; size: size of the file.
+        position, slot: position of the valid slot in the file, and its content.
+        damaged_slot: whether the other slot is damaged.
     """
 
     head: Head
     end: int
     size: int
-    place: int
+    position: int
     slot: _Slot
-    rotten: bool
+    damaged_slot: bool
 
 
 class HeadFile:
@@ -116,16 +117,16 @@ class HeadFile:
     Args:
         path: the file.
         id_: the account's id.
-        named: the text that commands take for the account: the file that names it, or its path.
+        named: the account as it is typed in a command: the file that names it, or its path.
     """
 
     def __init__(self, path: Path, id_: str, named: str) -> None:
         self.path, self._id, self._named = path, id_, named
         self._descriptor: int | None = None
-        self._opened: tuple[int, ...] | None = None  # by which process, and which file it was
-        self._writes = False  # whether it was opened to be written
-        self._unwritable: OSError | None = None  # why it was not
-        self._flushed = 0  # the log's end that this object has seen on disk
+        self._opened: tuple[int, ...] | None = None  # the process, and the file's device and number
+        self._writes = False  # whether it was opened for writing
+        self._unwritable: OSError | None = None  # the error if it could not be
+        self._flushed = 0  # the end of the log that is known to be on disk
 
     def close(self) -> None:
         """Close the file, which the next use opens again."""
@@ -136,7 +137,7 @@ class HeadFile:
     def __del__(self) -> None:
         self.close()
 
-    # --- what stands -----------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     def head(self) -> Head | None:
         """Return the end of the chain in the file; ``None``: there is no file.
@@ -148,20 +149,20 @@ class HeadFile:
         with self._reading() as descriptor:
             return None if descriptor is None else self._proven(descriptor).head
 
-    def is_rotten(self) -> bool:
-        """Return whether a slot is damaged, where the rest of the file proves the account's end.
+    def has_damaged_slot(self) -> bool:
+        """Return whether a slot is damaged while the rest of the file proves the account's end.
 
         Raises:
             As ``head``.
         """
         with self._reading() as descriptor:
-            return descriptor is not None and self._proven(descriptor).rotten
+            return descriptor is not None and self._proven(descriptor).damaged_slot
 
     def check(self, account: History, head: Head | None) -> None:
         """Refuse an account that lacks entries of a head.
 
         Args:
-            head: the head before the account was read: an account only grows.
+            head: the head as it was before the account was read, because an account only grows.
 
         Raises:
             PolicyError: the account lacks an entry.
@@ -173,7 +174,7 @@ class HeadFile:
         """Refuse an account whose tokens of a run are an earlier set.
 
         Raises:
-            PolicyError: they are; or the file is damaged.
+            PolicyError: the tokens are an earlier set; or the file is damaged.
         """
         texts = [text for text in self._log()[1] if text.startswith('{"event":"tokens"')]
         lines = (msgspec.json.decode(text, type=TokensChanged) for text in texts)
@@ -185,7 +186,7 @@ class HeadFile:
         """Return the error for an account that is older than its head file."""
         return PolicyError(
             "account.path",
-            "is an older or replaced account: entries that its head file has are gone",
+            "is an older or replaced account: it lacks entries that its head file has",
             "bring back the newest account of the data set; or type "
             f"`dpstream account recover {self._named}`, which adds what was spent",
         )
@@ -203,7 +204,7 @@ class HeadFile:
         """Return the chain that the file proves.
 
         Raises:
-            PolicyError: it is damaged.
+            PolicyError: the file is damaged.
             RunError: it cannot be read.
         """
         head, texts = self._log()
@@ -220,7 +221,7 @@ class HeadFile:
             proven = self._proven(descriptor)
             return proven.head, self._texts(descriptor, proven.end)
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- writing ---------------------------------------------------------------------------------
 
     def create(self, account: History) -> bool:
         """Write the file, unless it exists; return whether it is new.
@@ -241,18 +242,19 @@ class HeadFile:
     def advance(
         self, read: Callable[[], tuple[History, Mapping[str, Tokens]]], cut: int | None = None
     ) -> None:
-        """Bring the file up to the account's end; it is on disk on return.
+        """Add to the file what the account has beyond it; it is on disk on return.
 
         Args:
             read: returns the present account, and the tokens of runs that have new ones; called
                 while no other process advances.
-            cut: the account continues after the entry of this number, with all that the head has.
+            cut: number of the entry after which the account's chain differs from that of the head,
+                as after a recovery, which has added all that the head has.
 
         Raises:
             PolicyError: the account lacks what the head has; or the file is damaged.
             RunError: the file cannot be written.
         """
-        for writes in (self._writes, True):  # a command that has nothing to add writes nothing
+        for writes in (self._writes, True):  # opens for writing only if there is a line to add
             with self._reading(writes) as descriptor:
                 if descriptor is None:
                     break
@@ -290,9 +292,9 @@ class HeadFile:
             _write(descriptor, log, end)
             os.fdatasync(descriptor)
             end += len(log)
-            # Never over the one that the log goes on from.
-            _write(descriptor, self._slot(_Slot(end_of(account), end)), _SLOT - proven.place)
-        if end != self._flushed:  # also of a slot whose writer may have been killed before that
+            # The valid slot is never overwritten.
+            _write(descriptor, self._slot(_Slot(end_of(account), end)), _SLOT - proven.position)
+        if end != self._flushed:  # also if another process, perhaps killed, wrote the slot
             os.fdatasync(descriptor)
             self._flushed = end
         return True
@@ -309,29 +311,29 @@ class HeadFile:
             PolicyError: it is damaged.
         """
         data, size = os.pread(descriptor, _LOG, 0), os.fstat(descriptor).st_size
-        pages = {at: data[at : at + _SLOT] for at in (0, _SLOT)}
-        slots = {at: slot for at, page in pages.items() if (slot := self._slot_in(page))}
+        pages = {start: data[start : start + _SLOT] for start in (0, _SLOT)}
+        slots = {start: slot for start, page in pages.items() if (slot := self._slot_in(page))}
         if not slots:
             raise self.damaged()
-        place = max(slots, key=lambda at: slots[at].end)
-        slot, rotten = slots[place], len(slots) == 1 and any(pages[_SLOT - place])
-        behind = _intact(os.pread(descriptor, max(size - slot.end, 0), slot.end))
-        end = slot.end + len(_lines(behind))
-        if rotten and end != size:
+        position = max(slots, key=lambda start: slots[start].end)
+        slot, damaged_slot = slots[position], len(slots) == 1 and any(pages[_SLOT - position])
+        beyond = _intact(os.pread(descriptor, max(size - slot.end, 0), slot.end))
+        end = slot.end + len(_lines(beyond))
+        if damaged_slot and end != size:
             raise self.damaged()
         head = slot.head
-        if behind:
-            digests = _chain_of([*self._texts(descriptor, slot.end), *behind]).digests
+        if beyond:
+            digests = _chain_of([*self._texts(descriptor, slot.end), *beyond]).digests
             head = Head(self._id, len(digests), digests[-1])
-        return _Proven(head, end, size, place, slot, rotten)
+        return _Proven(head, end, size, position, slot, damaged_slot)
 
     def _slot_in(self, page: bytes) -> _Slot | None:
-        """Return the slot of a page; ``None``: it has none, or one of another account."""
+        """Return the slot of a page; ``None`` if it has none, or that of another account."""
         slot = _slot_of(page.partition(b"\n")[0])
         return slot if slot is not None and slot.head.id == self._id else None
 
     def _texts(self, descriptor: int, end: int) -> list[str]:
-        """Return the log's lines up to an end.
+        """Return the lines of the log up to a position in the file.
 
         Raises:
             PolicyError: one is damaged.
@@ -344,31 +346,31 @@ class HeadFile:
 
     @contextlib.contextmanager
     def _reading(self, writes: bool = False) -> Iterator[int | None]:
-        """Yield the open file; ``None``: there is none."""
+        """Yield the open file; ``None`` if there is none."""
         try:
             yield self._open(writes)
         except OSError as error:
             raise self._failed(error) from None
 
     def _open(self, writes: bool) -> int | None:
-        """Return the file that has the path now, opened by this process; for writing if possible.
+        """Return the file that is now at the path, opened by this process; for writing if possible.
 
-        A descriptor shares its lock with a forked process, and a file that was removed or replaced
-        proves nothing any more.
+        It is opened again in a forked process, which would share the lock of the descriptor, and if
+        the file was removed or replaced, because the old file then proves nothing.
         """
         try:
-            at = os.stat(self.path, follow_symlinks=False)
-            if self._opened != (os.getpid(), at.st_dev, at.st_ino) or writes > self._writes:
+            file = os.stat(self.path, follow_symlinks=False)
+            if self._opened != (os.getpid(), file.st_dev, file.st_ino) or writes > self._writes:
                 self.close()
-                how = os.O_NOFOLLOW | os.O_CLOEXEC
+                flags = os.O_NOFOLLOW | os.O_CLOEXEC
                 try:
-                    self._descriptor = os.open(self.path, os.O_RDWR | how) if writes else None
+                    self._descriptor = os.open(self.path, os.O_RDWR | flags) if writes else None
                 except OSError as error:  # an advance may have nothing to write
                     self._unwritable = error
                 if self._descriptor is None:
-                    self._descriptor = os.open(self.path, os.O_RDONLY | how)
-                at = os.fstat(self._descriptor)
-                self._opened, self._writes = (os.getpid(), at.st_dev, at.st_ino), writes
+                    self._descriptor = os.open(self.path, os.O_RDONLY | flags)
+                file = os.fstat(self._descriptor)
+                self._opened, self._writes = (os.getpid(), file.st_dev, file.st_ino), writes
                 self._flushed = 0
         except FileNotFoundError:
             self.close()
@@ -376,12 +378,12 @@ class HeadFile:
 
     def _failed(self, error: OSError) -> Exception:
         if error.errno == errno.EBADF and self._unwritable is not None:
-            error = self._unwritable  # it was opened to be read
+            error = self._unwritable  # the file is open for reading only
         return file_error("account.path", "its head file cannot be used", error)
 
 
 def is_older(tokens: Tokens, history: Sequence[Tokens]) -> bool:
-    """Return whether tokens are a set that others have followed; a token is never used twice."""
+    """Return whether tokens are an earlier set of a run; no token is ever used twice."""
     return tokens in history[:-1] and tokens != history[-1]
 
 
@@ -399,7 +401,7 @@ def _lines(texts: Iterator[str] | Sequence[str]) -> bytes:
 
 
 def _intact(data: bytes) -> list[str]:
-    """Return the lines of a part of the log, up to the first that is not what was written."""
+    """Return the lines of a part of the log, up to the first damaged one."""
     texts = list[str]()
     with contextlib.suppress(PolicyError, UnicodeError):
         for line in data.split(b"\n")[:-1]:
@@ -423,14 +425,14 @@ def _chain_of(texts: Sequence[str]) -> Chain:
 
 @functools.lru_cache(maxsize=8)
 def _slot_of(line: bytes) -> _Slot | None:
-    """Return a slot, unless it differs from what was written."""
+    """Return the slot that a line has; ``None`` if it is damaged."""
     with contextlib.suppress(PolicyError, UnicodeError, msgspec.MsgspecError):
         return msgspec.json.decode(unsealed_text(_NAME, line.decode()), type=_Slot)
     return None
 
 
-def _write(descriptor: int, data: bytes, at: int) -> None:
+def _write(descriptor: int, data: bytes, position: int) -> None:
     view = memoryview(data)
     while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
+        written = os.pwrite(descriptor, view, position)
+        view, position = view[written:], position + written

@@ -1,7 +1,7 @@
 """An account in memory: its events in order, and the state that follows from them.
 
-The limit is a part of the account.  A charge does not name one: `History.check` reads the limit
-of the last entry about it, in the transaction that charges.
+The limit is a part of the account, and no charge names one: `History.check` reads the present limit
+in the transaction that charges.
 """
 
 import math
@@ -32,8 +32,8 @@ from dpstream.state.ledger.events import (
     refuse_damage,
 )
 
-#: Refuses a charge by all charges before it; called in the transaction that charges, perhaps
-#: several times.
+#: Refuses a charge because of the charges before it; called in the transaction that charges,
+#: perhaps several times.
 Accept = Callable[["History"], None]
 
 
@@ -46,9 +46,9 @@ class History:
     """The events of one account; see the module.
 
     Attributes:
-        charges: in order; those of a session's table in its present space.
+        charges: the charges in order; those of a session's table in its present space.
         tables: ids of the tables of the account.
-        closed: run ids that are never answered.
+        closed: run ids that a recovery closed, so that they are never answered.
         receipts: digest of the receipt of each answered run.
         digests: digests of all entries, in order.
     """
@@ -63,7 +63,7 @@ class History:
         self._names = dict[str, _Charged]()
         self._narrower = list[tuple[Widened, list[Charge]]]()
 
-    # --- what it is of ---------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     @property
     def created(self) -> Created:
@@ -93,7 +93,7 @@ class History:
 
     @property
     def filters(self) -> Filters:
-        """The present limit with the filters that it is made of.
+        """The present limit with its filters.
 
         Raises:
             PolicyError: each record has its own budget.
@@ -109,7 +109,7 @@ class History:
         if self.limit is None:
             raise PolicyError(
                 "account.limit",
-                "is none in the account of a table whose records have budgets of their own",
+                "does not exist in the account of a table whose records have budgets of their own",
                 "set the records' budgets, or a quota, in the project file",
             )
         return self.limit
@@ -143,7 +143,7 @@ class History:
         charged = self._names.get(name)
         return None if charged is None else charged.digest
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- adding ----------------------------------------------------------------------------------
 
     def add(self, event: Event, digest: str) -> None:
         """Add the next event.
@@ -152,7 +152,7 @@ class History:
             PolicyError: the event is not allowed at this place.
         """
         refuse_damage(isinstance(event, Created) != (not self._events))
-        if isinstance(event, Received):  # first what accounts have thousands of
+        if isinstance(event, Received):  # first, because accounts have thousands of these
             self.receipts[event.run_id] = event.digest
         elif isinstance(event, Charge):
             self.charges.append(event)
@@ -198,20 +198,23 @@ class History:
         for charge in charges:
             self._names[charge.name] = self._names[charge.name]._replace(charge=charge)
 
-    # --- what may be charged ---------------------------------------------------------------------
+    # --- charging --------------------------------------------------------------------------------
 
-    def check(self, more: Sequence[Charge]) -> list[Charge]:
+    def check(self, charges: Sequence[Charge]) -> list[Charge]:
         """Refuse charges that the account does not allow, for a run or a plan.
 
+        Args:
+            charges: new charges, each of which counts for those after it.
+
         Returns:
-            The charges as they are appended, one after the other.
+            The charges as they are appended.
 
         Raises:
             PolicyError: no filter accepts one of them, or it protects another unit.
         """
         accepted = list[Charge]()
         spent = None if self.limit is None else self.spent
-        for charge in more:
+        for charge in charges:
             self._check_kind(charge)
             if spent is None:
                 accepted.append(charge)
@@ -229,8 +232,8 @@ class History:
         if verdict.reason == "taken":
             return PolicyError(
                 "account.limit",
-                f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and the account's first "
-                "charge, which fits it by its own guarantee alone, has taken it for good",
+                f"is epsilon {exact(epsilon)} at delta {exact(delta)}, and accepts no charge after "
+                "the account's first one: only that charge's own guarantee, and no filter, fits it",
                 "continue that run on its own store; other data need an account of their own: "
                 "`dpstream account create`",
             )
@@ -246,26 +249,25 @@ class History:
             f"spend less, continue a run on its own store, or {self._raising(spent, charge)}",
         )
 
-    def raising(self, more: Sequence[Charge]) -> str:
+    def raising(self, charges: Sequence[Charge]) -> str:
         """Return the last part of a fix: who can raise the limit for charges that are too large,
         and what they type.
 
-        A limit is never raised unasked: it is what all releases together promise.
+        A limit is never raised automatically, because it is the guarantee of all releases together.
         """
         spent = self.spent
-        for charge in more[:-1]:
+        for charge in charges[:-1]:
             spent = spent.plus(charge)
-        return self._raising(spent, more[-1])
+        return self._raising(spent, charges[-1])
 
     def _raising(self, spent: Spent, charge: Charge) -> str:
-        command, filters = "dpstream account limit", self.filters
-        more, most = spent.raised_limit(filters, charge), (MAX_EPSILON, MOST_DELTA)
-        if more is None or more[0] > most[0] or more[1] > most[1]:
+        command, limit = "dpstream account limit", spent.raised_limit(self.filters, charge)
+        if limit is None or limit[0] > MAX_EPSILON or limit[1] > MOST_DELTA:
             return f"ask the data steward for a larger limit (`{command}`)"
-        command += f" {self.created.data_set} --epsilon {exact(more[0])}"
+        command += f" {self.created.data_set} --epsilon {exact(limit[0])}"
         return (
-            "ask the data steward to raise the limit, which is all that the charges together "
-            f"promise: `{command} --delta {exact(more[1])}`"
+            "ask the data steward to raise the limit, which is the guarantee of all charges "
+            f"together: `{command} --delta {exact(limit[1])}`"
         )
 
     def _check_kind(self, charge: Charge) -> None:

@@ -1,11 +1,11 @@
-"""Opening of the account that a job names: the one module that knows all kinds of accounts.
+"""Opening of the account that a job names: the only module that imports all kinds of accounts.
 
-An account is a SQLite file, or a Cloud Spanner database by its URL.  Code that keeps something
-beside an account's file asks ``file_of`` whether there is one.  A kind's code is imported only when
-an account is opened: a plan without an account needs neither.
+An account is a SQLite file, or a Cloud Spanner database that a URL names.  ``file_of`` returns the
+file, for code that stores something beside it.  The code of a kind is imported only when an account
+is opened, because a plan without an account needs neither.
 
-Only ``create_account`` makes one.  Everything else refuses an account that is absent, or that has
-another id or data set than the file that names it.
+Only ``create_account`` makes an account.  All other functions refuse an account that is absent, or
+that has another id or data set than the file that names it.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from dpstream.state.repository import refuse_tracked
 
 _SPANNER = "spanner:"
 _MADE_ANEW = (
-    "the account has charges and no head file here, so {name} is written again: it is not "
-    "known whether the account is older than what was published; if it was restored, type "
-    "`dpstream account recover` before anything is asked"
+    "the account has charges and no head file here, so {name} is written again: the account may be "
+    "older than what was published; if it was restored from a backup, type "
+    "`dpstream account recover` before any question is asked"
 )
-_ROTTEN = (
+_DAMAGED_SLOT = (
     "one of the two slots of {name} is damaged; the rest of the file proves the account's end, and "
-    "the next charge writes it again: check the disk"
+    "the next charge writes the slot again: check the disk"
 )
 
 
@@ -52,8 +52,8 @@ class AccountPlace(msgspec.Struct, frozen=True):
         path: the account's file or URL.
         data_set: the data set's name.
         id: the account's id.
-        unit: the name of the privacy unit in the account; ``None``: the account alone knows it.
-        file: absolute path of the file that names it; ``None``: a call or an option does.
+        unit: the name of the privacy unit in the account; ``None``: only the account has it.
+        file: absolute path of the file that names it; ``None``: a call or an option names it.
         unit_columns: the columns that this file declares to hold the unit.
     """
 
@@ -67,9 +67,9 @@ class AccountPlace(msgspec.Struct, frozen=True):
     def unit_in(self, column: str) -> str:
         """Return the name by which the ids of a column are charged.
 
-        Only a declared column has the unit's name: any other would be charged as the unit and
-        protect something else, e.g. each visit of a user instead of the user.  Without a file the
-        column's own name is compared with the account's (`history.History.check_unit`).
+        Only a declared column has the unit's name: any other column would be charged as the unit
+        but protect something else, e.g. each visit of a user instead of the user.  Without a file
+        the column's own name is compared with the account's (`accounting.plan.unit.cost_to`).
 
         Raises:
             PolicyError: the file does not declare that the column holds the unit.
@@ -99,8 +99,8 @@ def refuse_limit(tables: dict[str, Any]) -> None:
             continue
         raise UsageError(
             f"data_set.{name}.account.limit",
-            "is not a setting of this file: the account has the limit, so that nobody who asks can "
-            "raise it",
+            "is not a setting of this file: the limit is stored in the account, so that an analyst "
+            "cannot raise it",
             "remove it; `dpstream account create` makes the account with its limit, and "
             "`dpstream account limit DATA_SET --epsilon E --delta D` changes it",
         )
@@ -117,7 +117,7 @@ def check_names(data_set: str, id_: str | None) -> None:
     if id_ is not None and not is_id(id_):
         raise UsageError(
             "account.id",
-            "is no account's id: 16 hexadecimal characters",
+            "is not an account's id, which has 16 hexadecimal characters",
             "copy it from `dpstream account show PATH`",
         )
 
@@ -168,7 +168,8 @@ def open_ledger(place: AccountPlace, looking: bool = False, recovering: bool = F
     """Open an existing account that is as new as its head file.
 
     Args:
-        looking: only plan: no file is written, unless an answer is shown that the head file lacks.
+        looking: whether the account is only read for a plan: no file is written, unless an answer
+            is shown that the head file lacks.
         recovering: the account may be older than its head file, or have none.
 
     Raises:
@@ -203,7 +204,7 @@ def _ready(
     """Return an open account with its head file; close and refuse it if it is not the named one.
 
     Args:
-        place: names the account; a path alone names neither id nor data set, so they may be any.
+        place: names the account; with a path alone, id and data set are not checked.
     """
     try:
         own = ledger.history().created
@@ -222,8 +223,8 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
     head_file = head_file_of(place)
     if head_file is None:
         return
-    if head_file.is_rotten():
-        warnings.warn(_ROTTEN.format(name=head_file.path.name), AccountWarning, stacklevel=2)
+    if head_file.has_damaged_slot():
+        warnings.warn(_DAMAGED_SLOT.format(name=head_file.path.name), AccountWarning, stacklevel=2)
     if recovering:
         ledger.head_file = head_file
     elif (head := head_file.head()) is not None:
@@ -239,9 +240,9 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
 def head_file_of(place: AccountPlace) -> HeadFile | None:
     """Return the head file of an account, beside the file that names it.
 
-    If no file names it, or its folder cannot be written, it is beside the account's file; for a
-    database's account it is in the user's own folder (`private_log.users_folder`).  ``None``: none
-    of them can be written.
+    If no file names it, or that folder cannot be written, the head file is beside the account's
+    file, or for an account in a database in the user's own folder (`private_log.users_folder`).
+    ``None``: no such folder can be written.
     """
     name, folders = f"dpstream-{place.id}.head", list[Path]()
     if place.file is not None:
@@ -256,7 +257,7 @@ def head_file_of(place: AccountPlace) -> HeadFile | None:
 
 
 def _named(place: AccountPlace) -> str:
-    """Return the text that commands take for an account."""
+    """Return an account as it is typed in a command."""
     if place.file is None:
         return place.path if file_of(place.path) is None else typed(Path(place.path))
     if Path(place.file).name != PROJECT_FILE:
@@ -265,7 +266,7 @@ def _named(place: AccountPlace) -> str:
 
 
 def project_option(file: str | Path) -> str:
-    """Return the option that names a project file in a command; nothing where it is found."""
+    """Return the option that names a project file in a command; empty in the file's own folder."""
     path = typed(Path(file))
     return "" if path == PROJECT_FILE else f" --project {path}"
 
@@ -300,14 +301,14 @@ def check_place(place: AccountPlace, created: Created) -> None:
     if created.id != place.id:
         raise PolicyError(
             "account.id",
-            f"names another account than the one at account.path, whose id is {created.id}",
+            f"differs from the id of the account at account.path, which is {created.id}",
             "name the path of the account that these data were charged in",
         )
     if created.data_set != place.data_set:
         raise PolicyError(
             "data_set",
-            f"names another data set than the account's, which is {created.data_set!r}",
-            "name it; other data need an account of their own: `dpstream account create`",
+            f"differs from the data set of the account, which is {created.data_set!r}",
+            "name that data set; other data need their own account: `dpstream account create`",
         )
 
 
@@ -318,19 +319,19 @@ def create_account(
     limit: Limit | None,
     first: Charge | None = None,
 ) -> Created:
-    """Make a new account, or return the one that the same call has made and nobody has used.
+    """Make a new account, or return one that an equal call made and that has no later entry.
 
-    So a command that was stopped behind the creation can be typed again.
+    So a command that was stopped after the creation can be typed again.
 
     Args:
         unit: the privacy unit; it never changes.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
-        first: charge of the job that the account is made for, into whose figures the limit is
-            divided (`accounting.filters.fitted_parts`); ``None``: it is divided by default.
+        first: charge of the job that the account is made for; delta is divided so that the job fits
+            (`accounting.filters.fitted_parts`).  ``None``: delta is divided by default.
 
     Raises:
-        UsageError: there is another one already, or it may not be made there.
-        PolicyError: another program's data is there.
+        UsageError: there is another account already, or none may be made there.
+        PolicyError: the place has another program's data.
         RunError: it cannot be reached.
     """
     created = created_of(new_id(), data_set, unit, limit, first)

@@ -76,7 +76,7 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
     ],
 )
 def test_another_form_is_refused(text: str) -> None:
-    with pytest.raises(PolicyError, match="unit in another form") as caught:
+    with pytest.raises(PolicyError, match="privacy unit in a format") as caught:
         UnitIdentity.read(text)
     assert caught.value.field == "account.path"
 

@@ -104,7 +104,7 @@ def asked_again(open_again: Open, make: type[Asker]) -> None:
 
 #: Where an asker can die: inside the first transaction, behind it, in the draw, inside the second
 #: transaction, and behind it.
-POINTS = ("append", "ask", "begun", "draw", "answer", "committed")
+POINTS = ("append", "add_request", "begun", "draw", "add_receipt", "committed")
 
 
 def in_process(work: Callable[[], object]) -> None:
@@ -147,7 +147,7 @@ def killed(
 
         dies(first)
         paid = charged(open_again)[len(before) :]
-        lost = point in ("append", "ask")
+        lost = point in ("append", "add_request")
         assert paid == ([] if lost else [charge(run).run_id]), point
         with register(open_again, make) as answers:
             answer = answers.answered(charge(run + 1), request, draw)
@@ -172,7 +172,7 @@ def dying_draw(draw: Draws, point: str) -> Callable[[str], bytes]:
 def dying(answers: AnswerLog, point: str) -> Iterator[None]:
     """Let an asker die at a point."""
     ledger = answers._ledger
-    if point in ("append", "ask", "answer"):
+    if point in ("append", "add_request", "add_receipt"):
         real = getattr(ledger, point)
 
         def dies(*given: object) -> None:
@@ -274,7 +274,7 @@ def rows(open_again: Open) -> None:
         one.append(charge(1))
         one.add_token("run", "a", None)
         one.add_token("run", "b", "a")
-        one.ask(charge(1).run_id, "asked", b"\0grant")
+        one.add_request(charge(1).run_id, "asked", b"\0grant")
     assert two.head() == one.head() and two.entries() == one.entries() == [charge(1)]
     assert (
         two.history().digest_at(2) == two.history().digest_of(charge(1).name) == two.head().digest
@@ -283,7 +283,7 @@ def rows(open_again: Open) -> None:
     with pytest.raises(ZeroDivisionError), two.transaction():
         two.append(charge(2))
         two.drop_token("run", "a")
-        two.answer(charge(1).run_id, b"\xff", "digest")
+        two.add_receipt(charge(1).run_id, b"\xff", "digest")
         two.append(LimitChanged((9.0, 1e-3)))
         two.append(TableNamed("table"))
         two.append(Closed(("run",)))
@@ -298,10 +298,10 @@ def rows(open_again: Open) -> None:
         question_row = (charge(1).run_id, "asked", b"\0grant", None, None)
         assert ledger.request_of(charge(1).run_id) == question_row
     with two.transaction():
-        two.answer(charge(1).run_id, b"\xff", "digest")
+        two.add_receipt(charge(1).run_id, b"\xff", "digest")
         two.drop_token("run", "a")
         two.append(charge(2))
-        two.ask(charge(2).run_id, "asked")
+        two.add_request(charge(2).run_id, "asked")
         two.append(TableNamed("table"))
     assert [question.receipt for question in one.requests_alike("asked")] == [b"\xff", None]
     first = two.request_of(charge(1).run_id)
@@ -312,7 +312,7 @@ def rows(open_again: Open) -> None:
     for write in (
         lambda: one.append(charge(3)),
         lambda: one.add_token("run", "c", None),
-        lambda: one.ask(charge(3).run_id, "x"),
+        lambda: one.add_request(charge(3).run_id, "x"),
     ):
         with pytest.raises(AssertionError, match="transaction"):
             write()

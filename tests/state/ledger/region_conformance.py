@@ -206,7 +206,7 @@ def killed(
 ) -> None:
     """Killed at any point: charged in whole or not at all, and the same request goes on."""
     box = table().space.box(initial=("0.000008", None))
-    for number, point in enumerate(("append", "ask", "begun")):
+    for number, point in enumerate(("append", "add_request", "begun")):
 
         def first(point: str = point) -> None:
             with account(open_again, make) as mine, dying(mine, point):  # type: ignore[arg-type]
@@ -227,7 +227,7 @@ def interrupted(open_again: Open, make: Make) -> None:
     """A process that lives on behind a transaction that did not end counts what stands."""
     box = table().space.box(initial=("0.000008", None))
     with account(open_again, make) as one, account(open_again, make) as two:
-        for point in ("append", "ask"):
+        for point in ("append", "add_request"):
             with pytest.raises(Killed), dying(one, point):  # type: ignore[arg-type]
                 one.pay("asked", order(box, 2))
             assert amounts_of(one.spent("epsilon")).max() == 0 and one.history() == []

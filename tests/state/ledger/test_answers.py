@@ -104,7 +104,7 @@ class TwoTransactions(Asker):
         charge = decide("", History()).charge
         self._ledger.charge(charge)
         with self._ledger.transaction():
-            self._ledger.ask(charge.run_id, request)
+            self._ledger.add_request(charge.run_id, request)
         return Begun(charge.run_id, charge, True, None)
 
 
@@ -156,7 +156,7 @@ def test_the_first_receipt_stays(ledger: Ledger) -> None:
     assert answer is not None and answer.receipt == b"8"
     again = register.begin("asked", lambda _, __: Decision(charge(2)))
     assert again == begun._replace(charged=False, receipt=b"8")
-    with pytest.raises(PolicyError, match="no charge"):
+    with pytest.raises(PolicyError, match="without a charge"):
         register.commit(charge(7).run_id, b"8")
     assert [c.run_id for c in ledger.entries()] == [begun.run_id]
 
@@ -175,10 +175,10 @@ def test_a_receipt_of_another_charge_is_noticed(again: Open) -> None:
         first = register.answered(charge(1), "asked", lambda _: b"C = 8")
         register.charged(charge(2), "other")
         with ledger.transaction():
-            ledger.answer(charge(2).run_id, first.receipt, first.digest)
+            ledger.add_receipt(charge(2).run_id, first.receipt, first.digest)
     with contextlib.closing(again()) as ledger:
         assert Asker(ledger, "sql").read(charge(1).run_id) is not None
-        with pytest.raises(PolicyError, match="was changed"):
+        with pytest.raises(PolicyError, match="damaged receipt"):
             Asker(ledger, "sql").read(charge(2).run_id)
 
 

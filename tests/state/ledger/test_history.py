@@ -99,7 +99,7 @@ def test_a_first_charge_takes_the_account_for_good() -> None:
     [first] = book_of(CREATED).check([sharp])
     assert first.takes and not book_of(CREATED).check([charge(1)])[0].takes
     account = book_of(CREATED, first, LimitChanged((50.0, 1e-4)))
-    with pytest.raises(PolicyError, match="taken it for good"):
+    with pytest.raises(PolicyError, match="no charge after the account's first one"):
         account.check([charge(2, 0.01)])
     assert '"takes":true' in text_of(first)
 

@@ -133,12 +133,12 @@ def test_what_is_remembered_is_what_is_written(place: Place) -> None:
             run = rng.randrange(40)
             with contextlib.suppress(PolicyError, ZeroDivisionError), ledger.transaction():
                 if ledger.charge_within(charge(run, rng.choice([0.1, 0.3, 9.0]))):
-                    ledger.ask(charge(run).run_id, f"asked {run % 2}", b"grant")
+                    ledger.add_request(charge(run).run_id, f"asked {run % 2}", b"grant")
                     ledger.add_token("run", str(run), None)
                 if rng.random() < 0.4:
                     1 / 0  # noqa: B018
                 if rng.random() < 0.5:
-                    ledger.answer(charge(run).run_id, b"rows", "digest")
+                    ledger.add_receipt(charge(run).run_id, b"rows", "digest")
         with contextlib.closing(place.open()) as other:
             assert seen(ledger) == seen(other)
         assert len(ledger.entries()) > 5
@@ -150,7 +150,7 @@ def test_each_part_is_added_once(place: Place) -> None:
         run_id = charge(1).run_id
         for again in (
             lambda: ledger.append(charge(1, 0.1)),
-            lambda: ledger.answer(run_id, b"other", "digest"),
+            lambda: ledger.add_receipt(run_id, b"other", "digest"),
         ):
             with pytest.raises(InvariantError), ledger.transaction():
                 again()

@@ -184,13 +184,13 @@ class TwoTransactions(Payer):
 
     def pay(self, request: str, order: Order, fresh: bool = False) -> Paid:
         noted = list[str]()
-        real, self._ledger.ask = self._ledger.ask, lambda run, *_: noted.append(run)  # type: ignore
+        real, self._ledger.add_request = self._ledger.add_request, lambda run, *_: noted.append(run)  # type: ignore
         try:
             paid = super().pay(request, order, fresh)
         finally:
-            self._ledger.ask = real  # type: ignore[method-assign]
+            self._ledger.add_request = real  # type: ignore[method-assign]
         for run in noted:
-            self._ledger.transact(lambda run=run: self._ledger.ask(run, request))  # type: ignore
+            self._ledger.transact(lambda run=run: self._ledger.add_request(run, request))  # type: ignore
         return paid
 
 
