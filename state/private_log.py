@@ -81,8 +81,8 @@ def unexpected(field: str, error: BaseException) -> RunError:
         return RunError(
             field,
             "lost its connection to another process, which has ended or cannot be reached",
-            "see that the runner and its services run and have enough memory, then type the command"
-            " again: what it has charged goes on, at no further charge",
+            "check that the runner and its services run and have enough memory, then type the "
+            "command again: it continues what it has charged, at no further charge",
         )
     fix = what_next(error)
     if is_foreseen(error):
@@ -92,7 +92,7 @@ def unexpected(field: str, error: BaseException) -> RunError:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Return whether an error, or its cause, is that of a call to a process that is not there."""
+    """Return whether an error, or its cause, is a failed remote call (gRPC)."""
     grpc, seen = sys.modules.get("grpc"), error
     while grpc is not None and seen is not None:
         if isinstance(seen, grpc.RpcError):

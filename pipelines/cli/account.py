@@ -96,8 +96,8 @@ def account() -> None:
 @click.option("--delta", type=float, required=True, help="The limit's delta.")
 @click.option(
     "--data-set",
-    help="Name of the data set.  [default: that of the project file here whose account is PATH, "
-    "or its only one]",
+    help="Name of the data set.  [default: the data set of the project file here whose account is "
+    "PATH, or the file's only data set]",
 )
 @click.option(
     "--covers",
@@ -105,11 +105,16 @@ def account() -> None:
     help="Length of a period, such as 7d: the limit is per unit and period.  [default: per unit, "
     "over all its records]",
 )
-@click.option("--time", metavar="COLUMN", help="With --covers: the event time that decides it.")
+@click.option(
+    "--time",
+    metavar="COLUMN",
+    help="With --covers: column of the event times that decide the period of a record.",
+)
 @click.option(
     "--start",
     metavar="TIME",
-    help="With --covers: when a period begins, like 2024-01-01T00:00:00Z.  [default: 1970]",
+    help="With --covers: time at which a period begins, like 2024-01-01T00:00:00Z.  "
+    "[default: 1970-01-01T00:00:00Z]",
 )
 @ALLOW_LARGE_DELTA
 @AS_JSON
@@ -128,9 +133,10 @@ def create(
 ) -> None:
     """Make the account of a data set; nothing is charged.
 
-    Prints its id, and the section of the project file that names it.  Whom the limit protects is
-    fixed for good: a unit, or with --covers a unit in each period.  A table whose records have
-    budgets of their own gets its account from `dpstream session init`.
+    Prints the account's id, and the section of the project file that names the account.  The limit
+    protects all records of a unit, or with --covers a unit's records of each period; this never
+    changes.  For a table whose records have budgets of their own, `dpstream session init` makes the
+    account.
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import check_delta, limit_weaknesses
@@ -177,7 +183,7 @@ def _unit_of(
     if covers is None:
         if time is not None or start is not None:
             raise UsageError(
-                "--time, --start", "go with --covers", "add --covers LENGTH, or omit them"
+                "--time, --start", "need --covers", "add --covers LENGTH, or omit them"
             )
         return UnitIdentity(name, type_)
     if time is None:
@@ -243,8 +249,8 @@ def limit(
 ) -> None:
     """Change the limit of an account; the data steward decides it.
 
-    The change is an entry of the account.  What was charged stays charged: a limit below what is
-    spent only refuses further charges.
+    The change is an entry of the account and changes no charge: a limit below what is spent only
+    refuses further charges.
     """
     from dpstream.accounting.figures import exact
     from dpstream.accounting.strength import check_delta, limit_weaknesses
@@ -273,20 +279,19 @@ def limit(
 def recover(named: Chosen, as_json: bool) -> None:
     """Add what was spent since the backup to an account that was restored from it.
 
-    The head file beside the account proves what was spent.  A charge whose answer is not in the
-    account is closed: asking that question again is charged again.  Then every command works as
-    before.
+    The head file proves what was spent.  A charge whose answer is not in the account is closed:
+    that question can be asked again, at a new charge.  Then every command works as before.
     """
     from dpstream.pipelines.operate import account_view
 
     done = account_view.recovered(_place(named))
-    closed = f"{len(done.closed)} charges without an answer; asking again is charged"
+    closed = f"{len(done.closed)} charges without an answer; asking again is a new charge"
     lines = [
         *labelled("Added", f"{done.entries} entries, {done.charges} of them charges"),
         *labelled("Closed", closed),
     ]
     if not done.entries and not done.closed:
-        lines = ["The account lacks nothing; it is left as it is."]
+        lines = ["The account has all entries of its head file; nothing was added."]
     print_figures(as_json, done._asdict(), page(lines))
 
 

@@ -80,7 +80,7 @@ class Coded(click.Group):
                 raise
             coded = unexpected(f"dpstream {ctx.invoked_subcommand}", error)
         except KeyboardInterrupt:
-            again = "type it again: what it has charged goes on, at no further charge"
+            again = "type it again: it continues what it has charged, at no further charge"
             coded = RunError("command", "was interrupted", again)
         except click.Abort:  # at a prompt
             coded = RunError("command", "was interrupted", "type it again")
@@ -181,7 +181,8 @@ def _warn(message: Warning | str, *_: object) -> None:
 def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
     """Print the class of a failed thread's error, without its text, which may hold data.
 
-    Threads that a runner's end leaves alone say nothing: the command says it.
+    A thread that only lost the connection to an ended runner prints nothing, because the command
+    reports that end.
     """
     error = failed.exc_value or failed.exc_type()
     if failed.exc_type is not SystemExit and not lost_connection(error):

@@ -65,8 +65,8 @@ def init(job: Chosen, as_json: bool) -> None:
 @OPERATOR
 @AS_JSON
 def info(job: Chosen, as_json: bool) -> None:
-    """Show a store's run and its progress; with --operator also the sizes of its parts, and whether
-    its input changed."""
+    """Show the run of a store and its progress; with --operator also the sizes of the store's
+    parts, and whether the run's input changed."""
     from dpstream.pipelines.operate.state_admin import info as look
 
     status = look(load_job(job), requested())

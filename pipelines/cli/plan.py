@@ -133,7 +133,7 @@ def plan(
     **load: Any,
 ) -> None:
     """Show whether a job can run, whether anything will appear, how exact it is, what the budget
-    covers and what would help; reads no record, of the first file its columns.
+    covers and what would help.  It reads no record, only the columns of the first file.
 
     If `dpstream run` would be refused now, the exit code is that of the refusal.
 
@@ -153,7 +153,8 @@ def plan(
     from dpstream.pipelines.scale.scale import shard_figures
 
     loaded = load_job(job._replace(tries=tries))
-    # A trial is not the run that the store holds; `run --fresh` continues one that it began.
+    # With --try the plan is not that of the store's run.  With --fresh it is, if an earlier --fresh
+    # began that run and did not finish it.
     fresh = bool(tries) or (fresh and unfinished_fresh(loaded) is None)
     records = load.pop("records")
     if scale:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
-#: Of a run whose store and releases are files, which can be moved away.
+#: Hint for a run whose store and releases are files, which ``--fresh`` can move away.
 _AGAIN = "; --fresh runs again, at a new charge"
 _PERIOD = "; budget.covers gives each window its own, for a guarantee for each period"
 #: Counts whose names do not say what is counted.
@@ -221,9 +221,9 @@ def _print_result(checked: "Job", result: "Result") -> None:
         how = f"released through {result.through}; files may join with a later --through"
     click.echo(f"Run {result.run_id}{' (resumed)' if result.resumed else ''}: {how}.")
     if not result.input_read:
-        of_store = "" if result.read_at is None else f" of {result.read_at}"
+        read = "" if result.read_at is None else f" again after {result.read_at}"
         again = _AGAIN if checked.state.path and checked.sink.folder else ""
-        click.echo(f"Answered from the store{of_store}: the input was not read{again}.")
+        click.echo(f"Answered from the store: the input was not read{read}{again}.")
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")
@@ -264,8 +264,8 @@ def _nothing_released(checked: "Job", fail_if_empty: bool, fresh: bool) -> None:
         " unusable records, for the operator"
     )
     if fail_if_empty:
-        if fresh:  # it is continued, not charged again, by whatever repeats a command that failed
-            fix += f"; type `dpstream run {job}` once before --fresh runs again on the same job"
+        if fresh:  # the same command again would continue this run
+            fix += f"; if you keep the job, type `dpstream run {job}` once before the next --fresh"
         raise RunError("run", f"released nothing: {why}", fix)
     click.echo(f"WARNING: NOTHING WAS RELEASED: {why}. Fix: {fix}.", err=True)
 

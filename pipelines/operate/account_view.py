@@ -37,18 +37,16 @@ from dpstream.state.ledger.open import (
 )
 from dpstream.state.ledger.recovery import Recovered, recover
 
-#: Of sessions, whose entries are paid by the points that they name.
+#: Warning about a session's account, whose entries charge only the points that they name.
 _POINTS = (
-    "each entry is paid by some points alone, so the sum is too high: a record pays at most its "
+    "only some points pay for each entry, so the sum is too high: a record pays at most its "
     "initial budget (`dpstream session budget`)"
 )
 
-_OVER = (
-    "the charges exceed the limit, so that nothing is promised and every further charge is refused"
-)
+_OVER = "the charges exceed the limit: it guarantees nothing now, and every new charge is refused"
 _TAKEN = (
-    "a first charge that fits the limit by its own guarantee alone has taken its periods: every "
-    "further charge of them is refused, also after the limit is raised"
+    "a first charge was accepted only by its own guarantee, not by a filter: every further charge "
+    "in its periods is refused, also after the limit is raised"
 )
 
 
@@ -73,7 +71,8 @@ def data_set_of(path: str) -> str:
     """Return the data set of the project file here whose account is at a path, or its only one.
 
     Raises:
-        UsageError: the project file, or its absence, does not say which it is.
+        UsageError: there is no project file, or it has several data sets and none, or more than
+            one, has this account.
     """
     file = find(Path.cwd())
     data_sets = {} if file is None else load_project(file).sections.data_set
@@ -89,8 +88,10 @@ def data_set_of(path: str) -> str:
     names = [name for name, section in data_sets.items() if is_here(section)] or list(data_sets)
     if len(names) == 1:
         return names[0]
-    rule = f"is required: no project file here says whose account {path} is"
-    fix = f"type --data-set NAME, of {', '.join(names)}" if names else "type --data-set NAME"
+    rule = f"is required: no project file here names one data set for the account {path}"
+    fix = "type --data-set NAME"
+    if names:
+        fix += f" with one of these names: {', '.join(names)}"
     raise UsageError("--data-set", rule, fix)
 
 

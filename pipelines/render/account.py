@@ -102,11 +102,11 @@ def accepted_lines(acceptance: dict[str, Any], verb: str, account: bool = True) 
     if acceptance["answered"]:
         return labelled(
             verb,
-            f"yes: it was answered before (run {run_id}); that answer is given again, and nothing "
-            "more is charged",
+            f"yes: it was answered before (run {run_id}); the same answer is given again, at no "
+            "further charge",
         )
     if cost is None:
-        run = "" if run_id is None else f"run {run_id} goes on, and "
+        run = "" if run_id is None else f"run {run_id} continues, and "
         return labelled(verb, f"yes: {run}nothing more is charged")
     pair = guarantee_pair(cost["epsilon"], cost["delta"])
     spent = "charged before a record is read" if account else "spent"
@@ -117,17 +117,15 @@ def _spending(account: dict[str, Any]) -> str:
     after, limit, accepting = account["with_this"], account["limit"], account["filter"]
     then = ""
     if accepting == "first":
-        then = "; this one fits it by its own guarantee alone, and nothing may follow"
+        then = "; this one is accepted only by its own guarantee, and every later one is refused"
     elif accepting is not None:
-        more = "no more like it" if not account["more"] else f"{account['more']:,} more like it"
+        more = "no more like it" if not account["more"] else f"room for {account['more']:,} like it"
         then = f", {share_text(after)} after this one, then {more} (filter: {NAMES[accepting]})"
     elif after is not None:
         then = f", {share_text(after)} after this one"
     used = f"used {share_text(account['used'])}"
     if account["charges"] and account["used"] == 0 and after is not None:
-        used = (
-            f"count in other periods: nothing more per {account['period']} than this one; used 0%"
-        )
+        used = "in other periods used 0%"
     return (
         f"{account['data_set']}: {count(account['charges'], 'charge')} {used} of epsilon "
         f"{exact(limit['epsilon'])} at delta {exact(limit['delta'])}{then}{_person(account)}"
@@ -135,14 +133,14 @@ def _spending(account: dict[str, Any]) -> str:
 
 
 def _person(figures: dict[str, Any]) -> str:
-    """Return what a person of all periods has spent, of an account per period."""
+    """Return what one person has spent over all periods, for an account per period."""
     if figures["period"] is None:
         return ""
     epsilon, delta = figures["person"]
     if math.isinf(epsilon):
-        return "; a person of all periods: no bound, because a stream has no end"
+        return "; one person over all periods: no bound, because a stream has no end"
     pair = guarantee_pair(epsilon, delta, digits=(4, 4))
-    return f"; a person of all periods: {pair}, for charges fixed beforehand"
+    return f"; one person over all periods: {pair}, for charges fixed beforehand"
 
 
 def share_text(share: float) -> str:

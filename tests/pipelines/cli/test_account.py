@@ -81,7 +81,7 @@ def test_the_data_set_is_that_of_the_project_or_typed(
     monkeypatch.chdir(tmp_path / "below")
     assert made("../data/v.db") == "visits"
     message = refused("account", "create", "p.db", *given[:-1])
-    assert "type --data-set NAME, of visits, orders" in " ".join(message.split())
+    assert "type --data-set NAME with one of these names: visits, orders" in " ".join(message.split())
     assert made("p.db", "--data-set", "orders") == "orders"
 
 

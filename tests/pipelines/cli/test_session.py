@@ -103,7 +103,7 @@ def test_the_ledger_says_that_entries_are_of_points(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     json_of("ask", *table, "--where", "epsilon >= 1", "--epsilon", "0.5")
     outcome = CliRunner().invoke(cli, ["account", "show", str(tmp_path / "ledger.db")])
-    assert "record (string)" in outcome.output and "paid by some points alone" in outcome.output
+    assert "record (string)" in outcome.output and "only some points pay" in outcome.output
 
 
 def told_refusal(*words: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_what_is_left_fits_and_no_more(path: Path) -> None:
     accounts.set_limit(path, (1.0, 0.0005))
     used_up = call(path).stdout
     assert "more than any epsilon" in used_up and "epsilon 0," in used_up
-    assert "nothing is promised" in used_up
+    assert "guarantees nothing" in used_up
     assert view_of(path)["entries"][-1]["event"] == "limit"
 
 

@@ -36,15 +36,15 @@ def test_what_would_be_accepted() -> None:
     assert first == "Can ask     yes: (1, 1e-09) would be charged before a record is read"
     assert account == (
         "Account     shop: 1 charge used 12.4% of epsilon 8 at delta 1e-05, 25% after this one, "
-        "then 3 more like it (filter: sum of epsilons)"
+        "then room for 3 like it (filter: sum of epsilons)"
     )
     assert warning == "Warning     weak"
     free = accepted_lines(ACCEPTED | {"charged": None}, "Can run")
     assert free == ["Can run     yes: nothing more is charged"]
     [resumed] = accepted_lines(ACCEPTED | {"charged": None, "run_id": "ab"}, "Can run")
-    assert resumed == "Can run     yes: run ab goes on, and nothing more is charged"
+    assert resumed == "Can run     yes: run ab continues, and nothing more is charged"
     [again] = accepted_lines(ACCEPTED | {"run_id": "ab", "answered": True}, "Can ask")
-    assert "run ab" in again and again.endswith("nothing more is charged")
+    assert "run ab" in again and again.endswith("no further charge")
 
 
 def test_a_refusal_has_its_fix_and_no_account() -> None:
@@ -90,7 +90,7 @@ def test_project_environment_and_account_are_named() -> None:
 def test_a_charge_that_only_its_own_guarantee_fits_says_that_nothing_may_follow() -> None:
     account = ACCOUNT | {"with_this": 1.0, "filter": "first", "more": 0}
     [_, line] = acceptance_lines(ACCEPTED | {"account": account})
-    assert line.endswith("nothing may follow")
+    assert line.endswith("every later one is refused")
     account = ACCOUNT | {"filter": "renyi", "more": 0}
     [_, line] = acceptance_lines(ACCEPTED | {"account": account})
     assert line.endswith("then no more like it (filter: Renyi divergence)")
