@@ -1,8 +1,8 @@
-"""Warnings that Beam logs while it is imported: they are dropped, and nothing else is.
+"""A filter that drops the warnings that Beam logs while it is imported, and no others.
 
-Beam looks for the libraries of its file systems and of its BigQuery client, and warns of each that
-is absent.  Nobody who reads it can act on it: what a job needs and does not find is named when it
-is needed (`accounting.extras`).  Any import of the package comes here first, before a module of it
+Beam warns of each missing library of its file systems and of its BigQuery client.  A reader cannot
+act on these warnings: a library that a job needs is named when it is needed
+(`accounting.extras`).  Every import of the package runs this module before any of its modules
 imports Beam.
 """
 
@@ -13,13 +13,13 @@ _DROPPED = (("apache_beam.io.filesystems", "Failed to import"), (None, "apitools
 
 
 def drop_import_warnings() -> None:
-    """Keep what Beam logs at its import from all handlers."""
+    """Drop the warnings that Beam logs at its import, before they reach any handler."""
     for name, beginning in _DROPPED:
         logging.getLogger(name).addFilter(_Dropped(beginning))
 
 
 class _Dropped(logging.Filter):
-    """Drops messages of Beam's modules that begin so."""
+    """Drops messages of Beam's modules that begin with a text."""
 
     def __init__(self, beginning: str) -> None:
         super().__init__()

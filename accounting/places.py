@@ -57,11 +57,11 @@ def below(folder: Path, path: str, field: str) -> Path:
 
 
 def check_path(path: str, field: str) -> None:
-    """Refuse what is no path where local files alone are read or written.
+    """Refuse a text that is no local path, where only local files are read or written.
 
     Raises:
-        UsageError: it is a URL; the rest of it, which may hold a password, is not shown.  Or it
-            has a NUL, which no file system takes.
+        UsageError: it is a URL, of which only the scheme is shown, because the rest may have a
+            password; or it has a NUL character, which no path may have.
     """
     if "\0" in path:
         raise UsageError(field, "has a NUL character, which no path has", "remove it")
@@ -75,18 +75,18 @@ def check_path(path: str, field: str) -> None:
 
 
 def refuse_far(folder: Path, base: Path, field: str) -> None:
-    """Refuse a folder that would be made together with others, outside of the project's folder.
+    """Refuse a folder outside of the project's folder whose parent does not exist.
 
-    A path that is misspelt, or below a disk that is not mounted, would get its folders on another
-    disk, and what is written there is missed later.
+    If the path is misspelt, or its disk is not mounted, the folders would be made on another disk,
+    and the files in them would be missing later.
 
     Args:
-        base: folders below it are made as needed; elsewhere only the last one of a path, and never
-            one in the root of the file system.
-        field: the public name of what gives the folder.
+        base: below this folder all folders are made as needed; elsewhere only the last folder of a
+            path is made, and none in the root of the file system.
+        field: the public name of the setting that gives the folder.
 
     Raises:
-        UsageError: the folder above it is not there.
+        UsageError: the parent folder does not exist, or is the root of the file system.
     """
     folder = Path(os.path.abspath(folder))
     above = folder.parent
@@ -95,7 +95,7 @@ def refuse_far(folder: Path, base: Path, field: str) -> None:
     if not above.exists() or above == above.parent:
         raise UsageError(
             field,
-            "is in a folder that is not there, outside of the project's",
+            "is in a folder that does not exist, outside of the project's folder",
             f"correct the path, or type `mkdir -p {shlex.quote(str(folder))}`",
         )
 
@@ -103,8 +103,8 @@ def refuse_far(folder: Path, base: Path, field: str) -> None:
 def matching(pattern: str) -> list[str]:
     """Return the paths that match a glob, as ``glob.glob(pattern, recursive=True)`` does.
 
-    That function takes a folder that cannot be listed for an empty one, so that files of a table
-    would be left out without a word.
+    That function treats a folder that cannot be listed as empty, so that files of a table would be
+    left out without an error.
 
     Raises:
         OSError: a folder cannot be listed.
@@ -143,7 +143,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _below(folder: str) -> Iterator[str]:
-    """Yield what is below a folder and its folders; nothing that is hidden."""
+    """Yield all entries below a folder, without hidden ones."""
     for name in _entries(folder):
         if name[0] != ".":
             yield name
@@ -160,7 +160,7 @@ def matching_in(folder: Path, pattern: str) -> list[Path]:
 
 
 def walked(folder: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield what ``os.walk`` does, which takes a folder that cannot be listed for an empty one.
+    """Yield what ``os.walk`` yields, but fail at a folder that cannot be listed.
 
     Raises:
         OSError: a folder cannot be listed.

@@ -55,9 +55,9 @@ DEVICE = Cause(
     "check the disk (`dmesg`) and its quota, then run the same command again",
 )
 MEMORY = Cause("there is not enough memory", "free memory, then run the same command again")
-#: Of a library that does not report the system's error, where another try finds none.
+#: For a library that does not report the system's error, if reading again does not fail.
 PASSING = Cause(
-    "a call of the system failed, and does not fail now",
+    "a call of the system failed, and succeeds now",
     "run the same command again; if it fails again, check the disk (`dmesg`)",
 )
 _IN_THE_WAY = Cause("a file is at its path, or above it", "choose another path", choice=True)
@@ -92,9 +92,9 @@ _CAUSES = {
     errno.ESTALE: Cause("it was replaced while it was opened", "run the same command again"),
 }
 
-#: What a path says that leads to no file.
+#: Errors of a path at which there is no file.
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-#: Numbers of the errors that have a cause here.
+#: Numbers of the errors whose causes are listed here.
 FORESEEN = tuple(_CAUSES)
 
 
@@ -270,10 +270,10 @@ def read_failure(files: Iterable[Path | int]) -> OSError | None:
 
 
 def verdict(damaged: DpstreamError, error: BaseException | None, *files: Path) -> DpstreamError:
-    """Return the error for files whose bytes make no sense to whoever reads them.
+    """Return the error for files that a library could not decode.
 
-    A library reports a failed read as bytes that it does not understand.  Advice for damage
-    (restore a backup) costs work and data, so nothing is called damaged that cannot be read.
+    A library may report a failed read as wrong bytes.  The fix for damage (restore a backup) costs
+    work and data, so a file is called damaged only if it can be read to its end.
 
     Args:
         damaged: the error for files that can be read and differ from what was written.
@@ -286,7 +286,7 @@ def verdict(damaged: DpstreamError, error: BaseException | None, *files: Path) -
 
 
 def failed_read(field: str, files: Iterable[Path]) -> RunError:
-    """Return the error for files that a library could not read, which does not report the number.
+    """Return the error for files that a library could not read without reporting the error number.
 
     Args:
         field: the public name of what reads the files.
@@ -296,12 +296,12 @@ def failed_read(field: str, files: Iterable[Path]) -> RunError:
     return RunError(field, f"a file cannot be read: {cause.reason}", cause.fix)
 
 
-#: Of a folder in which no file can be made, which says nothing of its locks.
+#: Errors of a folder in which no file can be made, so that its locks cannot be tried.
 _NO_FILE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 
 
 def lock_failure(folder: Path) -> OSError | None:
-    """Return the error of a lock in a folder; ``None``: locks work, or no file can be made."""
+    """Try a lock in a folder; return its error, or ``None`` if it works or cannot be tried."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -311,12 +311,12 @@ def lock_failure(folder: Path) -> OSError | None:
 
 
 def cause_at(path: Path, files: Iterable[Path | int] = ()) -> Cause | None:
-    """Return why a file cannot be used, from its disk and its rights, and a try to read and write.
+    """Return why a file cannot be used, by its disk, its rights, and trial reads and writes.
 
     Args:
         path: the file, which is not opened: closing it would release the locks that this process
             holds on it.
-        files: what is read to its end.
+        files: files that are read to their end as a trial.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
@@ -337,7 +337,7 @@ def cause_at(path: Path, files: Iterable[Path | int] = ()) -> Cause | None:
 
 
 def _write_failure(folder: Path) -> OSError | None:
-    """Return the error of a page that is written in a folder, in a file that nobody sees."""
+    """Try to write a page in a folder, in a file without a name; return its error."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(b"\0" * 4096)

@@ -121,8 +121,8 @@ def replacing(out: Path, mode: int = PUBLIC) -> Iterator[Path]:
 def make_folder(path: Path, mode: int = PUBLIC) -> None:
     """Make a folder and its parents, unless they exist, for files of a mode.
 
-    None is made in the root of the file system: a path whose first folder is not there is
-    misspelt, or its disk is not mounted.
+    No folder is made in the root of the file system: if the first folder of a path does not exist,
+    the path is misspelt or its disk is not mounted.
 
     Raises:
         OSError: it cannot be made.

@@ -27,7 +27,7 @@ from dpstream.state.disk_errors import file_errors
 _FOLDER, _MAKING, _LOCK = ".dpstream-work-", "making", "lock"
 #: Before the name of a folder that is being removed.
 _GONE = f"{_FOLDER}gone-"
-#: What a file system says that has no locks.
+#: Errors of a file system without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 #: Where there are no locks, or none yet, a folder is nobody's after a day.
 _DAY = 86_400.0

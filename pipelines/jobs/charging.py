@@ -146,7 +146,7 @@ def ledger_seen(job: Job) -> "Head | None":
 def unfinished_fresh(job: Job) -> "RunIdentity | None":
     """Return the run of the job's plan that ``--fresh`` began and that no command has finished.
 
-    The command that began it continues it: it charges nothing more.
+    The next ``--fresh`` continues it, at no further charge.
     """
     path = job.state.path
     if path is None or not Path(path).exists():

@@ -61,9 +61,10 @@ def begin(
         source: parts that identify the input, if it is not the job's own source.
         public: canonical public keys of the plan, if they are not in the job's own list.
         accept: may refuse a run that is not charged yet, by the charges before it.
-        reads: whether it reads the input that it was begun with; else that is not looked at.
-        fresh: note in the store, before the charge, that the run was begun by ``--fresh``, so that
-            the same command continues it.
+        reads: whether the input must be the one that the run was begun with; if not, the input is
+            not opened.
+        fresh: record in the store, before the charge, that ``--fresh`` began the run, so that the
+            same command continues it.
 
     Returns:
         (run, whether it continues from an existing store).

@@ -76,8 +76,9 @@ class JoinedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of a pass, as keyed digests.
 
     Attributes:
-        name: of its name, by which it is recognised.
-        content: of name, size and content, which must stay until it is read to its end.
+        name: digest of its name, by which it is recognised.
+        content: digest of name, size and content, which must not change until it is read to its
+            end.
     """
 
     name: str
@@ -144,10 +145,10 @@ class Arranged(NamedTuple):
     """The files that a pass may read, with the partitions that they have.
 
     Attributes:
-        again: those of earlier passes that are not read to their end, and ``new``: those that are
-            to join.
+        again: files of earlier passes that are not read to their end.
+        new: files that join with the next pass.
         identity: parts that identify these files, ``again`` first.
-        joined: ``new`` as the next pass would note them.
+        joined: ``new`` in the form in which the store would record them.
     """
 
     again: tuple[SourceFile, ...]
@@ -157,15 +158,15 @@ class Arranged(NamedTuple):
 
 
 def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -> Arranged:
-    """Tell files that a run reads again from those that are new.
+    """Divide files into those that a run reads again and those that are new.
 
     Args:
-        files: those that the source names now and that are not read to their end, in order of
+        files: the files that the source names now and that are not read to their end, in order of
             their names.
-        noted: the store's note, ``None`` for a run that begins.
+        noted: the passes that the store has; ``None`` for a run that begins.
 
     Raises:
-        PolicyError: a file that is to be read again is gone or was changed.
+        PolicyError: a file that must be read again is missing or was changed.
         RunError: a file cannot be read.
     """
     joined = () if noted is None else noted.files
@@ -185,9 +186,9 @@ def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -
         if partition not in again:
             raise PolicyError(
                 "table.path",
-                f"file {partition} in the order in which files joined has rows that no pass has"
-                " released yet, and it is gone, renamed or changed",
-                f"bring it back as it was, corrections in a new file; or {NEW_RUN}",
+                f"file {partition}, counted in the order in which files joined, has rows that no "
+                "pass has released yet, and is missing, renamed or changed",
+                f"restore that file, and put corrections into a new file; or {NEW_RUN}",
             )
     read_again = [again[partition] for partition in sorted(again)]
     return Arranged(
@@ -199,7 +200,7 @@ def arrange(files: Sequence[SourceFile], noted: Passes | None, digest: Digest) -
 
 
 def name_part(name: str) -> bytes:
-    """Return what the digest of a file's name is of."""
+    """Return the bytes whose digest stands for a file's name."""
     return f"name\0{name}".encode()
 
 
@@ -208,13 +209,14 @@ _NOTE = "passes"
 
 
 class Due(NamedTuple):
-    """The input that a run is to read now.
+    """The input that a run must read now.
 
     Attributes:
-        source: the input, or the files of a pass; ``None``: all that is to be released is
-            committed, and nothing is read.
+        source: the input, or the files of a pass; ``None``: all due releases are committed, and
+            nothing is read.
         noted: the passes in the store; ``None`` before the first pass.
-        passes: the passes to commit before a row is read; ``None``: the input is read as a whole.
+        passes: the passes to commit before a row is read; ``None``: the run has no passes, and
+            reads its input at once.
     """
 
     source: Input | None
@@ -223,11 +225,11 @@ class Due(NamedTuple):
 
     @property
     def compares(self) -> bool:
-        """Whether the input's identity is that of the run: later passes have files of their own."""
+        """Whether the input must have the run's identity; later passes have other files."""
         return self.source is not None and self.noted is None
 
     def trigger_times(self, timeline: Timeline) -> range:
-        """Return the trigger times that it releases."""
+        """Return the trigger times whose releases are due."""
         if self.passes is None:
             return range(1, timeline.last_trigger_time + 1)
         return range(self.passes.done + 1, self.passes.passes[-1].through + 1)
@@ -241,8 +243,9 @@ class Due(NamedTuple):
         return tuple(joined[file.partition].content for file in self.source.files())
 
     def instant(self, timeline: Timeline) -> str | None:
-        """Return the instant through which a pass releases; ``None`` for the end, after which no
-        file can be added, and for input that is read as a whole.
+        """Return the instant through which a pass releases.
+
+        ``None`` for the run's end, after which no file can be added, and for a run without passes.
         """
         last = timeline.last_trigger_time
         through = last if self.passes is None else self.passes.passes[-1].through
@@ -250,12 +253,12 @@ class Due(NamedTuple):
 
 
 def due(job: Job, through: str | None) -> Iterator[Due]:
-    """Yield what is to be read now, each made when the one before it has ended.
+    """Yield the inputs that must be read now; each is made after the one before it has ended.
 
     Raises:
         UsageError: the text is not an instant, or the source has no files.
-        PolicyError: a file that is read again is missing or changed, or the run reads its input as
-            a whole and an instant is given.
+        PolicyError: a file that must be read again is missing or changed, or an instant is given
+            for a run without passes.
     """
     if job.source.unbounded:
         if through is not None:
@@ -315,12 +318,12 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
 
 
 class Begun(NamedTuple):
-    """What a store says of its run's input.
+    """The state of a run's input, as the store has it.
 
     Attributes:
-        passes: of input that grows; ``None``: none is noted.
-        ended: whether nothing of the input is read any more, unless files join.
-        reads_whole: whether the run reads its input as a whole and has decided some of it.
+        passes: passes of an input that grows; ``None``: the store has none.
+        ended: whether nothing is read any more unless files join.
+        reads_whole: whether the run has no passes and has already decided a record or a step.
     """
 
     passes: Passes | None = None
@@ -329,7 +332,7 @@ class Begun(NamedTuple):
 
 
 def begun_of(job: Job) -> Begun:
-    """Return what the job's store says of its input; nothing without a store of the job's plan.
+    """Return the state of the input in the job's store; nothing without a store of the job's plan.
 
     Raises:
         PolicyError: its input has changed while a run read it.
@@ -344,7 +347,7 @@ def begun_of(job: Job) -> Begun:
     with contextlib.closing(store):
         if store.identity.plan_hash != job.plan.hash:
             return Begun()  # `begin` refuses it
-        refuse(store)  # before the files are compared: to bring them back does not help
+        refuse(store)  # before the files are compared: to restore them does not help then
         noted, timeline = _decoded(store.metadata(_NOTE)), job.plan.timeline
         if noted is not None:
             return Begun(noted, not noted.pending)
@@ -352,8 +355,8 @@ def begun_of(job: Job) -> Begun:
 
 
 def same_input(job: Job, store: Store) -> bool:
-    """Return whether the files that a store's run would read are those that it was begun with, or
-    that joined it.
+    """Return whether a store's run would read only the files that it was begun with or that joined
+    it.
     """
     noted = _decoded(store.metadata(_NOTE))
     if noted is not None:
@@ -367,7 +370,7 @@ def same_input(job: Job, store: Store) -> bool:
 
 
 def _has_ended(job: Job, store: Store) -> bool:
-    """Return whether all steps are committed, and nothing that was read for them has changed."""
+    """Return whether all steps are committed, and the input was unchanged when they were."""
     timeline = job.plan.timeline
     if not all_committed(store, timeline):
         return False
@@ -386,8 +389,8 @@ def _decided(store: Store, timeline: Timeline) -> bool:
 def _reads_whole() -> PolicyError:
     return PolicyError(
         FLAG,
-        "is for runs that were begun with it, and this one reads its input as a whole",
-        f"leave it out to go on with this run; for input that grows {NEW_RUN}",
+        "is for runs that were begun with it, and this run was begun without it",
+        f"leave it out to continue this run; for input that grows {NEW_RUN}",
     )
 
 

@@ -7,10 +7,10 @@ a job that names them can inspect or continue the old run.  All checks that can 
 come before the first move.
 
 **The same command again**: after a failure or a kill, ``run --fresh`` completes the moves, or
-continues the run that it began, at no further charge.  The store notes, before the charge, that the
-run was begun so (``FRESH``); the note goes when a command has finished the run.  ``--fresh`` begins
-another run only where the one in the store has no note, or is not the one that would begin now:
-its plan, secret, input or number of shards has changed.  So one noise has one input and one charge.
+continues the run that it began, at no further charge.  The store records, before the charge, that
+``--fresh`` began the run (``FRESH``); the record is removed when a command has finished the run.
+``--fresh`` begins another run only if the store has no such record, or if the plan, secret, input
+or number of shards has changed since.  So one noise has one input and one charge.
 """
 
 import contextlib
@@ -142,7 +142,7 @@ class Result(NamedTuple):
 
     ``operator_only``, here and in the summary, counts records exactly and is private; all else is
     public.  ``through``: for files that grow, the instant through which everything is released
-    while more files may be added.  ``input_read``: whether the command looked at the input; if not,
+    while more files may be added.  ``input_read``: whether the command opened the input; if not,
     it answered from store and sink.  ``read_at``: when the input was read to its end, if that was
     before this command.
     """
@@ -177,7 +177,7 @@ def run_job(
     """Run a job to its end, or, if its source has no end, until it is stopped.
 
     A run that has committed its last step reads nothing: the sink is compared with the store, and
-    gets what it lacks.
+    missing releases are written to it.
 
     Args:
         job: a checked job.
@@ -191,10 +191,10 @@ def run_job(
             these are lines on stderr.
         through: for files that grow, the instant through which they are complete (see
             `pipelines.stream.passes`).
-        fresh: begin a new run at a new charge; the old one is moved away.  A run that a command
-            with ``fresh`` began and did not finish is continued.
+        fresh: begin a new run at a new charge; the old one is moved away.  A run that an earlier
+            command with ``fresh`` began and did not finish is continued instead.
         accept: may refuse a run that is not charged yet, by the charges before it.
-        deliver: hands the result on; if it fails, the run counts as unfinished for ``fresh``.
+        deliver: shows or writes the result; if it fails, ``fresh`` continues this run.
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -210,14 +210,16 @@ def run_job(
         )
     result = required(result, "there is something to do")
     deliver(result)
-    if not (fresh and result.stopped):  # one that was stopped goes on by the same command
+    if not (fresh and result.stopped):  # the same command continues a run that was stopped
         _forget_fresh(job)
     return result
 
 
 def _continues(job: Job, through: str | None) -> bool:
-    """Return whether ``--fresh`` began the run in the job's store, no command has finished it, and
-    it is the very run that would begin now: of the same plan, secret, input and shards.
+    """Return whether ``--fresh`` must continue the run in the job's store.
+
+    This is so if ``--fresh`` began it, no command has finished it, and a run that would begin now
+    has the same plan, secret, input and number of shards.
     """
     identity = unfinished_fresh(job)
     if identity is None or identity.shards != job.state.shards:
@@ -239,8 +241,8 @@ def _continues(job: Job, through: str | None) -> bool:
 def _forget_fresh(job: Job) -> None:
     """Record that a run is finished, so that ``--fresh`` begins another one.
 
-    The command is done, so it does not fail where this cannot be written: ``--fresh`` then
-    continues the run once more, at no charge.
+    The command has finished, so it does not fail if this cannot be recorded: the next ``--fresh``
+    then continues the run once more, at no charge.
     """
     path = job.state.path
     with contextlib.suppress(DpstreamError):
@@ -356,7 +358,7 @@ def _complete(
     """Finish a run whose due steps are all committed: complete the sink and close everything.
 
     Args:
-        source: the input that it would have read, which must not have changed; ``None``: none.
+        source: the input, which must not have changed; ``None``: it is not compared.
     """
     try:
         if run.open().restoring:
@@ -443,7 +445,7 @@ def _finish(
             "files joined it while the run read the others, and nothing of them is released",
             "move them away and run again; for input that grows begin a new run with `--through`",
         )
-    watch.end()  # from here on nothing is read again
+    watch.end()  # the input is not read after this
     if behind is not None:
         catch_up(run, behind)
     leave(job, run)

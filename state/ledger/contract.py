@@ -1,13 +1,13 @@
 """The account of a data set, on every kind of storage.
 
-There is one account for each data set: what every run spent per unit; a charge beyond the limit,
-which is a part of the account, is refused.  The rules are here; the log of the account
+Each data set has one account, with the cost of every run per unit and with the limit; a charge
+beyond the limit is refused.  This module has the rules; the log of the account
 (``state.ledger.log``) is in a file or in a database (``state.ledger.sqlite``,
-``state.ledger.spanner``).  ``state.ledger.answers`` and ``state.ledger.lineage`` use the same log:
-the answers that were charged once, and which copy of a store may continue.
+``state.ledger.spanner``).  ``state.ledger.answers`` (answers are charged once) and
+``state.ledger.lineage`` (only one copy of a store may continue) use the same log.
 
-Every store notes the end of the chain as it last saw it: an account that no longer has that entry
-(truncated, restored from a backup, another file) is refused by ``refuse_older``.
+Every store records the end of the chain that it last read: ``refuse_older`` refuses an account that
+no longer has that entry (truncated, restored from a backup, another file).
 """
 
 import time
@@ -39,7 +39,7 @@ class Ledger(Log):
     """The account of one data set.
 
     Attributes:
-        head_file: head file of the process that opened it (`state.ledger.head`); ``None``: none.
+        head_file: the head file of the account (`state.ledger.head`); ``None`` if it has none.
     """
 
     head_file: HeadFile | None = None
@@ -57,7 +57,7 @@ class Ledger(Log):
 
         Args:
             work: decides only by what it reads in the transaction, so that it can be repeated.
-            runs: the runs whose tokens it changes; the head file gets them.
+            runs: the runs whose tokens it changes; they are written to the head file.
             show: whether the head file is advanced now, because something may be shown afterwards;
                 otherwise the caller advances it before anything is shown (``keep_head``).
 
@@ -88,10 +88,10 @@ class Ledger(Log):
         return done
 
     def keep_head(self, runs: Sequence[str] = ()) -> None:
-        """Bring the head file up to the account's end, on disk, before any answer is shown.
+        """Write to the head file, durably, all entries that it lacks, before an answer is shown.
 
         Args:
-            runs: the runs whose present tokens the head file gets.
+            runs: the runs whose present tokens are written to the head file.
 
         Raises:
             PolicyError: the account lacks what the head file has.
@@ -125,7 +125,7 @@ class Ledger(Log):
         return list(self.history().charges)
 
     def charge(self, charge: Charge) -> bool:
-        """Charge a run unless the account's limit forbids it; atomic and durable.
+        """Charge a run unless it exceeds the account's limit; atomic and durable.
 
         Args:
             charge: what the run spends.
@@ -134,8 +134,8 @@ class Ledger(Log):
             False if this run was charged before (a restart), True if it is charged now.
 
         Raises:
-            PolicyError: the composition of all runs would exceed the limit, or the runs protect
-                units whose costs cannot be composed (`accounting.plan.unit`).
+            PolicyError: no filter of the limit accepts all charges with this one, or the run's cost
+                to the account's unit has no bound (`accounting.plan.unit`).
         """
         return self.transact(lambda: self.charge_within(charge))
 
@@ -155,11 +155,10 @@ class Ledger(Log):
         return True
 
     def append_charge(self, charge: Charge) -> Charge:
-        """Append a charge in a transaction that has checked it, with the present instant if it has
-        none.
+        """Append a charge, in a transaction that has checked it.
 
         Returns:
-            The charge as it is in the account.
+            The charge as it is in the account: a charge without an instant gets the present one.
         """
         if charge.instant is None:
             charge = msgspec.structs.replace(charge, at=now_micros())

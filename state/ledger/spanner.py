@@ -1,14 +1,14 @@
 """The log of an account in Cloud Spanner, shared by jobs on many machines.
 
-A transaction reads the rows that are new, decides, and inserts row N + 1 in one commit.  So no
-charge is made on what is no longer true: who comes second is told, writes nothing, and decides
-again.  A call whose answer is lost is sent again as it is: "exists already" is then answered by the
-row, which names its writer, so that nobody takes another's row for its own, or its own for
-another's.  A call that arrives late, whatever has happened since, finds its number taken.  A
-transaction that changes nothing ends with a look at whether it is still true.  No snapshot is
-needed: one read returns the rows, and what they name was committed with them and never changes.
+A transaction reads the new rows, decides, and inserts row N + 1 in one commit.  A process that
+commits second gets an error, writes nothing, and decides again, so no charge is decided by outdated
+rows.  A call whose answer is lost is sent again unchanged.  If the row then exists, its writer's id
+shows whether this process or another one inserted it.  A call that arrives late fails, because its
+number exists.  A transaction that changes nothing checks at its end that its rows are still the
+last ones.  No snapshot is needed: one read returns the rows, and the blobs that they name were
+committed with them and never change.
 
-A cell takes 10 MiB, so rows and blobs are stored in pieces.
+A cell holds at most 10 MiB, so rows and blobs are stored in pieces.
 """
 
 import contextlib
@@ -56,13 +56,13 @@ CREATE TABLE LedgerBlobs (
 LOG, BLOBS = "LedgerLog", "LedgerBlobs"
 _LOG = ("Number", "Piece", "Writer", "Changes", "Digest")
 _BLOBS = ("Name", "Piece", "Content")
-#: A table of every account of the formats before.
+#: A table that every account of an earlier format has.
 _FORMER = "LedgerCommits"
 
 
 @contextlib.contextmanager
 def of_ledger() -> Iterator[None]:
-    """Make errors of the database name the account, not a store."""
+    """Let errors of the database name the account instead of a store."""
     try:
         yield
     except DpstreamError as error:
@@ -110,7 +110,8 @@ class AccountStorage:
     def __init__(self, url: str, _looking: bool = False) -> None:
         with of_ledger():
             self.db = connect(url)
-        self._last, self._decides = "", False  # digest of the last row; nothing is inserted yet
+        self._last = ""  # digest of the last row
+        self._decides = False  # whether a transaction is open that has not inserted a row yet
 
     def close(self) -> None:
         """Do nothing: the client is shared."""
@@ -165,13 +166,13 @@ class AccountStorage:
         """See `log.Storage`.
 
         Raises:
-            RunError: it is more than a commit takes.
+            RunError: it is larger than a commit may be.
         """
         number, changes, digest = line
         if len(changes) + sum(map(len, blobs.values())) > COMMIT_BYTES:
             raise RunError(
                 "account.path",
-                f"takes receipts of up to {COMMIT_BYTES >> 20} MiB in a database",
+                f"accepts receipts of at most {COMMIT_BYTES >> 20} MiB in a database",
                 "ask for fewer rows",
             )
         writer = secrets.token_hex(16)

@@ -1,10 +1,10 @@
 """The log of an account in a SQLite file, which the jobs on a data set share.
 
-Whoever opens the file checks all of it before the first use: every page, every row, every blob.
-From then on a charge costs the same however many there are.  What another process has added since
-is read and checked alone; a file that was changed without a new row, as no program does, is checked
-as a whole, and refused.  Bits that the disk loses below an open account are noticed by whoever
-opens it next; they change no decision of whoever had read them before.
+A process checks the complete file when it opens it: every page, every row, every blob.  After that
+the time of a charge does not depend on the number of charges: only rows that another process has
+added are read and checked.  If the file was changed without a new row, which no program does, it is
+checked completely, and refused.  If the disk damages the file while it is open, the process that
+opens it next notices; the damage changes no decision of a process that has read the file before.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ DDL = """
 CREATE TABLE log (number INTEGER PRIMARY KEY, changes BLOB NOT NULL, digest BLOB NOT NULL);
 CREATE TABLE blobs (name BLOB PRIMARY KEY, content BLOB NOT NULL)
 """
-#: A table of every account of the formats before.
+#: A table that every account of an earlier format has.
 _FORMER = "account_meta"
 _ACCOUNT = Subject("account.path", "account", damaged)
 
@@ -59,13 +59,15 @@ def create(path: str | Path, created: Created) -> None:
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a file exists that is more than the remains of an interrupted creation."""
+    """Return whether an account's file exists; an empty one of an interrupted creation does not
+    count.
+    """
     if not Path(path).exists():
         return False
     try:
         with contextlib.closing(open_file(path)) as db:
             return bool(_tables(db))
-    except (sqlite3.Error, OSError):  # whoever opens it says what it is
+    except (sqlite3.Error, OSError):  # the error appears when the file is opened
         return True
 
 
@@ -73,15 +75,15 @@ def absent() -> UsageError:
     """Return the error for an account that does not exist, in a command that makes none."""
     return UsageError(
         "account.path",
-        "no account is there",
-        "bring it back; only if nothing was charged on these data yet, make one with "
+        "has no account",
+        "bring the account back; only if nothing was charged on these data yet, make one with "
         "`dpstream account create` and name its id",
     )
 
 
 def there_already() -> UsageError:
     """Return the error for an account that would replace another file."""
-    return UsageError("account.path", "is there already", "choose another path for a new account")
+    return UsageError("account.path", "already exists", "choose another path for a new account")
 
 
 def failed(error: Exception, path: str | Path) -> RunError | UsageError | PolicyError:
@@ -127,7 +129,8 @@ class AccountStorage:
 
     Args:
         path: the file, shared by all jobs on the data set.
-        looking: plan only, on a copy in memory: no file is written, and no charge is accepted.
+        looking: whether the account is only read for a plan, from a copy in memory: no file is
+            written, and no charge is accepted.
 
     Raises:
         UsageError: there is no file.

@@ -80,8 +80,8 @@ def test_the_data_set_is_that_of_the_project_or_typed(
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert made("../data/v.db") == "visits"
-    message = refused("account", "create", "p.db", *given[:-1])
-    assert "type --data-set NAME with one of these names: visits, orders" in " ".join(message.split())
+    message = " ".join(refused("account", "create", "p.db", *given[:-1]).split())
+    assert "type --data-set NAME with one of these names: visits, orders" in message
     assert made("p.db", "--data-set", "orders") == "orders"
 
 

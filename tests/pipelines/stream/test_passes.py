@@ -64,7 +64,7 @@ def test_what_is_read_again_and_gone_or_changed_is_refused(tmp_path: Path) -> No
     assert [file.name for file in arrange(files[1:], noted, digest).again] == ["b"]
     (tmp_path / "b").write_text("other")
     for present in (files[1:], []):
-        with pytest.raises(PolicyError, match="file 1 in the order"):
+        with pytest.raises(PolicyError, match="file 1, counted in the order"):
             arrange(present, noted, digest)
 
 
@@ -227,7 +227,7 @@ def test_files_with_rows_to_come_must_stay(tmp_path: Path, change: Callable[[Pat
     before = released(folder)
     old = (folder / "in" / "day-0.parquet").read_bytes()
     change(folder)
-    with pytest.raises(PolicyError, match=r"file 0 in .*gone, renamed or changed") as error:
+    with pytest.raises(PolicyError, match=r"file 0, .*missing, renamed or changed") as error:
         run(folder, "2024-01-03")
     assert "day-0" not in str(error.value) and released(folder) == before
     assert run(folder, "2024-01-02").resumed, "nothing is read up to what is released"

@@ -143,12 +143,12 @@ def test_a_ledger_is_made_once_and_alone(running: None) -> None:
         open_path(made)
     make_tables(connect(made), DDL.split(";")[0], "it")  # where a creation was stopped
     assert not ledger_exists(made)
-    with pytest.raises(UsageError, match="no account is there"):
+    with pytest.raises(UsageError, match="has no account"):
         open_path(made)
     created = accounts.created(made)
     assert ledger_exists(made) and accounts.created(made) == created
     open_path(made).charge(charge(1))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         accounts.created(made)
     assert accounts.undated(accounts.charges(made)) == [charge(1)]
     with pytest.raises(PolicyError, match="give the store a database of its own"):

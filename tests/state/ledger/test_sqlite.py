@@ -36,7 +36,7 @@ def test_a_file_is_made_once_for_its_owner(tmp_path: Path) -> None:
     make(path, CREATED)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         make(path, CREATED)
     assert path.read_bytes() == before
     assert [entry.event for entry in read_ledger(path)] == [CREATED]
@@ -57,7 +57,7 @@ def test_newer_and_other_files_are_refused_and_stay_as_they_are(tmp_path: Path) 
     for attempt in (open_path, read_ledger):
         with pytest.raises(PolicyError, match="another program"):
             attempt(path)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         make(path, CREATED)
     assert path.read_bytes() == before
 
@@ -97,11 +97,11 @@ def test_what_an_interrupted_creation_leaves_is_no_account(tmp_path: Path) -> No
     assert not ledger_exists(path)
     created = accounts.created(path)
     assert accounts.created(path) == created  # stopped behind its end
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         accounts.created(path, (5.0, 1e-6))
     with contextlib.closing(open_path(path)) as ledger:
         ledger.charge(charge(1))
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         accounts.created(path)
 
 
@@ -110,7 +110,7 @@ def test_an_absent_or_empty_account_is_refused(tmp_path: Path) -> None:
     for attempt in (open_path, read_ledger):
         with pytest.raises(PolicyError, match="is an empty file"):
             attempt(tmp_path / "empty.db")
-        with pytest.raises(UsageError, match="no account is there") as caught:
+        with pytest.raises(UsageError, match="has no account") as caught:
             attempt(tmp_path / "none.db")
         assert caught.value.field == "account.path"
     assert not (tmp_path / "none.db").exists()
