@@ -238,9 +238,9 @@ class Families(msgspec.Struct, frozen=True):
         """Return each family as a row of a plan, JSON-able.
 
         Returns:
-            For each family ``mechanism``, whether it is ``chosen``, its ``columns`` (see
-            `Outlook`), its ``cost``, and how many more such ``questions`` the limit allows
-            (``None`` without a limit).
+            For each family ``mechanism``, whether it is ``taken``, its ``columns`` (see
+            `Outlook`), its ``cost``, and how many such ``questions`` the limit allows (``None``
+            without a limit).
         """
         rows = []
         for option in self.options:

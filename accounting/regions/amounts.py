@@ -34,9 +34,9 @@ Number = int | float | str | Decimal | Fraction
 def exact(value: Number, field: str, step: Number | None = None) -> Fraction:
     """Return a number as the decimal that it is written as.
 
-    The decimal of a power of two is cut off after 17 digits, and is then another number than the
-    float: bounds that are whole steps of such a grid would be a step short.  So a float that is a
-    whole number of steps of a power of two is itself.
+    The decimal of a float has at most 17 digits, so for a multiple of a power of two it may differ
+    from the float, and bounds that are whole steps of such a grid would be a step short.  So a
+    float that is a whole number of steps of a power of two is returned exactly.
 
     Args:
         step: of the grid that the number is read for, the number itself if it is the step.

@@ -17,9 +17,9 @@ pieces and whole regions add the amount to every point of the boxes, and coarsen
 point.  A query that is accepted has initial(p) - amount(p) >= its own amount at all of its points,
 so that after it H(p) <= initial(p): by induction no point ever pays more than its initial budget.
 
-**Closed boxes** count for ever as having spent more than any record could have (``CLOSED``).  **Why
-nothing there is answered any more.**  No initial budget is above ``MOST``, so such a point has
-nothing left, and every amount is above 0.  **Why it is sound:** a point's amount is raised or,
+**Closed boxes** count for ever as having spent more than any initial budget (``CLOSED``).  **No
+query there is answered.**  No initial budget is above ``MOST``, so a closed point has nothing left,
+and the amount of every query is above 0.  **Why it is sound:** a point's amount is raised or,
 where it was beyond all budgets already, lowered to one that refuses as well; the sum of what was
 charged there grows no more.  **Why no open point counts as closed:** a region that pays has spent s
 of which initial - s >= a at a point of the query, so s + a <= initial <= ``MOST`` for all of it.

@@ -104,7 +104,7 @@ class Spent:
         return instance(self.space.dimensions[self.place], Budget).step
 
     def most_in(self, boxes: Any) -> int:
-        """Return the most that a point of the boxes has spent, in millionths; a closed one all.
+        """Return the most that a point of the boxes has spent, in millionths; ``MOST`` if closed.
 
         Raises:
             UsageError: if they are none, or no boxes of the space.

@@ -390,10 +390,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def canonical(self) -> "Question":
-        """The question without what is presentation: labels, the order of figures, of quantiles
-        and of axes, and figures that are repeated.
+        """The question without its presentation: labels, the order of figures, of quantiles and of
+        axes, and repeated figures.
 
-        It is what is drawn and kept; ``drawn_figures`` and ``cell_numbers`` lead back.
+        Its answer is drawn and stored; ``drawn_figures`` and ``cell_numbers`` map it to this
+        question's figures and cells.
         """
         figures = sorted({a.bare for a in self.aggregates}, key=msgspec.json.encode)
         named = (
@@ -405,7 +406,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def drawn_figures(self) -> dict[str, str]:
-        """By each of the answer's figures the figure of the canonical question that it is."""
+        """The canonical question's figure for each figure of this question."""
         canonical = {aggregate.bare: aggregate for aggregate in self.canonical.aggregates}
         names = dict[str, str]()
         for aggregate in self.aggregates:

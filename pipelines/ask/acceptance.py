@@ -80,12 +80,13 @@ class Acceptance(NamedTuple):
         refusal: why it would be refused; ``None``: it would be accepted.
         cost: (epsilon, delta) that would be charged; ``None``: nothing more.
         run_id: the run that continues; ``None``: a new one begins, or it is no run.
-        account: ``data_set``, ``charges`` so far, ``limit``, the share of it that is ``used`` in
-            the periods that this counts in, and ``with_this`` charge, the ``filter`` that accepts
-            it (``first``: it fits by its own guarantee alone, and nothing may follow), and how many
-            ``more`` of it are accepted then; of an account per period the ``period``, and the pair
-            of a ``person`` of all periods with this one, for charges fixed beforehand; ``None``:
-            there is no account, or it cannot be read.
+        account: ``data_set``, number of ``charges``, ``limit``, the share of the limit that is
+            ``used`` in the periods that this charge counts in, and the share ``with_this`` charge;
+            the ``filter`` that accepts it (``first``: accepted only by its own guarantee, so that
+            every later charge is refused), and how many ``more`` charges like it are accepted then;
+            for an account per period the ``period``, and (epsilon, delta) of a ``person`` over all
+            periods with this charge, for charges fixed beforehand; ``None``: there is no account,
+            or it cannot be read.
         warnings: about the account's limit, for the ``warnings`` of the command's JSON.
         answered: whether it was answered before, so that the same answer is given again.
     """
@@ -247,8 +248,9 @@ def _account(
 
 
 def _spending(history: History, more: Sequence[Charge]) -> dict[str, Any]:
-    """Return the shares of the limit that are used before and after some charges, in the periods
-    that these count in; see `Acceptance`.
+    """Return the shares of the limit that are used before and after some charges.
+
+    They are those of the periods that the charges count in; see `Acceptance`.
     """
     filters, spent, verdict = history.filters, history.spent, None
     used = filters.used(spent.fullest(filters).total)
@@ -278,15 +280,14 @@ def _of_person(history: History, more: Sequence[Charge]) -> dict[str, Any]:
 
 
 def room_of(account: History, identity: UnitIdentity, more: Sequence[Charge] = ()) -> Room | None:
-    """Return the room of an account for a choice between families of noise; all of it is public.
+    """Return the public figures of an account for a choice between families of noise.
 
     Args:
         identity: unit that the question protects.
-        more: charges that come before the one that is decided.
+        more: charges that count before the one that is decided.
 
     Returns:
-        ``None`` without a limit, or if the account has no price for the unit (`History.check` then
-        refuses).
+        The figures; ``None`` without a limit, or for a unit that `History.check` refuses.
     """
     if account.limit is None:
         return None

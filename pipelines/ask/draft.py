@@ -98,8 +98,11 @@ def of_run(request: str, run_id: str) -> str:
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The execution that a draft belongs to; ``request`` as in `Manifest`, but of the state of the
-    input too: other records are not read under its run id."""
+    """The execution that a draft belongs to.
+
+    ``request`` is as in `Manifest`, but covers the state of the input too, so that other records
+    are not read under its run id.
+    """
 
     run_id: str
     request: str

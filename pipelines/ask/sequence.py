@@ -10,13 +10,13 @@ The order is the guarantee, and this module is the only place that implements it
    counts.
 4. *show*: the answer is shown as it is read back, once the account's head file has the receipt on
    disk (`state.ledger.head`).  An account that was restored from a backup is refused before 1.
-5. *deliver*: what the command makes of the answer is written (a folder, a section of the project
-   file).  An answer that was asked ``fresh`` and is not delivered continues when it is asked
-   ``fresh`` again: whoever repeats a command that failed is charged once.
+5. *deliver*: the command writes its output (a folder, a section of the project file).  If an answer
+   was asked with ``fresh`` and is not delivered, the next ``fresh`` continues it: a failed command
+   that is repeated charges once.
 
-A receipt has nothing of how an answer is presented (names that a question chose, an order of rows,
-what is computed from released figures): that is made of it at each asking, and is no part of the
-question's identity.  A presentation that fails does not undo the draw.
+A receipt does not depend on the presentation of an answer (names that a question chose, an order of
+rows, what is computed from released figures).  Each command that asks presents the receipt, and the
+presentation is no part of the question's identity.  If it fails, the draw remains.
 
 **Killed at any moment.**  Before the end of 1 nothing was charged and nothing was read.  Between 1
 and 3 nothing was shown: the same question continues under its run id, on the rows that exist then,

@@ -86,8 +86,8 @@ def manifest(job: Job, left_out: Callable[[str], bool] | None = None) -> tuple[S
     """Return the source's files, sorted by name (code points of the POSIX form).
 
     Args:
-        left_out: whether a file of a name is not looked at, whatever it is by now.  There may then
-            be no other.
+        left_out: returns whether the file of a name is not opened, whatever its state is; if it is
+            given, no file need be left.
 
     Raises:
         UsageError: no file, too many, something that is none, or files inside the sink's folder.
@@ -293,7 +293,7 @@ class InputWatch:
             return tuple(ring.source_fingerprint([part]) for part in parts) == self._digests
 
     def end(self) -> None:
-        """Run ``check`` after the last row was read, and note when that was."""
+        """Run ``check`` after the last row was read, and record the time in the store."""
         self.check()
         if self._run is not None and self._files:
             self._run.open().note_input(second_text(now_micros()))

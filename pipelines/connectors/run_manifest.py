@@ -113,9 +113,9 @@ def check_sink(run: Run, sink: Sink, replaying: bool = False) -> bool:
 
 
 def refuse_older_store(store: Store, plan: Plan, sink: Sink) -> None:
-    """Refuse a store that lacks releases of its run which the sink has.
+    """Refuse a store that lacks releases of its run that the sink has.
 
-    SQLite reads a log that lost a bit up to there, as if a loss of power had torn the rest.
+    SQLite reads a damaged log only up to the damage, as if a loss of power had torn the rest.
 
     Raises:
         PolicyError: it lacks one; or the sink holds something that is no release.
@@ -267,7 +267,7 @@ def catch_up(run: Run, sink: Sink) -> None:
             raise PolicyError(
                 "store",
                 "the restored store has not come to all that is published",
-                "run it again, with the latest --through if its input grows; if this stays, the"
+                "run it again, with the latest --through if its input grows; if it fails again, the"
                 " backup is of another run",
             )
     publish_committed(run, sink)

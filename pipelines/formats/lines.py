@@ -36,8 +36,9 @@ BOM = b"\xef\xbb\xbf"
 
 
 class BrokenFileError(Exception):
-    """Signals that a file cannot be read further: a compressed one is not whole, or a text has no
-    line breaks any more; carries nothing of it.
+    """Signals that a compressed file is incomplete, or that a text has too long a line.
+
+    It carries nothing of the file.
     """
 
 

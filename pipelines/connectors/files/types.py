@@ -78,7 +78,7 @@ def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
 
 
 def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> None:
-    """Refuse a type of a column that is there; an absent one is said by whoever reads the file."""
+    """Refuse a wrong type of a column; a missing column is refused when the file is read."""
     for role in roles:
         at = schema.get_all_field_indices(role.column)
         if len(at) != 1:
