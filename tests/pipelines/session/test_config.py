@@ -198,7 +198,7 @@ def test_refusals_name_field_and_rule(path: str, value: Any, field: str, rule: s
         ("account.path", None, "account.path", "is required"),
         ("account.path", "mysql://x", "account.path", "is not a known kind of account"),
         ("account.id", None, "account.id", "is required"),
-        ("account.id", "1", "account.id", "is no account's id"),
+        ("account.id", "1", "account.id", "is not an account's id"),
         ("account", None, "account", "is required"),
         ("insecure_test_secret", "00" * 32, "secret", "is given twice"),
     ],
