@@ -114,7 +114,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         who = f"{self.name} ({self.type})"
         if self.period is None:
             return f"{who}, all records"
-        since = f", counted from {duration(self.phase)} into 1970 (UTC)" if self.phase else ""
+        since = f", one begins at {second_text(self.phase)}" if self.phase else ""
         return f"{who}, per {duration(self.period)} of {self.event_time}{since}"
 
 

@@ -58,7 +58,7 @@ def test_the_text_is_canonical_and_has_a_version() -> None:
         assert UnitIdentity.read(unit.text) == unit
     assert (
         month.description
-        == "user (string), per 30 days of time, counted from 15 days into 1970 (UTC)"
+        == "user (string), per 30 days of time, one begins at 1970-01-16T00:00:00Z"
     )
     assert ALL.description == "user (string), all records"
 
