@@ -258,7 +258,7 @@ def ask(
         if ticket is not None:
             _hand_out(session, question, ticket, as_json)
             return
-        echo_answer(session, answer_of(session.open_table, question), as_json)
+        answer_of(session.open_table, question, lambda it: echo_answer(session, it, as_json))
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
     from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.pipelines.sql.receipt import SqlAnswer
     from dpstream.pipelines.tables.catalog import Catalog
 
 
@@ -239,32 +240,34 @@ def _ask(
     from dpstream.pipelines.sql.ask import ask
     from dpstream.pipelines.sql.receipt import answer_text, records
 
-    answer = ask(catalog, text, how, runner=runner)
-    head = answer.header
-    warnings = weaknesses(head.epsilon, head.delta)
-    if as_json:
-        public = msgspec.to_builtins(head)
-        fields = {
-            "charged": answer.charged,
-            "receipt": answer.digest,
-            "insecure": answer.insecure,
-            "warnings": warnings,
-            "intervals_cover": "noise",
-        }
-        print_json({**public, **fields, "rows": records(answer)})
-        return
-    click.echo(answer_text(answer), nl=False)
-    if not answer.table.num_rows:
-        click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    for line in cut_lines(
-        head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
-    ):
-        click.echo(line)
-    for name in head.nulls:
-        click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
-    cost = guarantee_pair(head.epsilon, head.delta)
-    paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
-    print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
+    def show(answer: "SqlAnswer") -> None:
+        head = answer.header
+        warnings = weaknesses(head.epsilon, head.delta)
+        if as_json:
+            public = msgspec.to_builtins(head)
+            fields = {
+                "charged": answer.charged,
+                "receipt": answer.digest,
+                "insecure": answer.insecure,
+                "warnings": warnings,
+                "intervals_cover": "noise",
+            }
+            print_json({**public, **fields, "rows": records(answer)})
+            return
+        click.echo(answer_text(answer), nl=False)
+        if not answer.table.num_rows:
+            click.echo("Nothing was published: no group passed the threshold (see --explain).")
+        for line in cut_lines(
+            head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
+        ):
+            click.echo(line)
+        for name in head.nulls:
+            click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
+        cost = guarantee_pair(head.epsilon, head.delta)
+        paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
+        print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
+
+    ask(catalog, text, how, runner=runner, deliver=show)
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:

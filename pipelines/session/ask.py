@@ -177,25 +177,36 @@ class AllotmentQuestion:
         return b""
 
 
-def ask(open_table: OpenTable, request: SessionRequest) -> Answer:
+def ask(
+    open_table: OpenTable,
+    request: SessionRequest,
+    deliver: Callable[[Answer], object] = lambda _: None,
+) -> Answer:
     """Return the private answer of a question.
+
+    Args:
+        deliver: shows the answer; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         SessionRefusedError: points lack budget; its ``decision`` lists them, and is public.
         DpstreamError: the question has no meaning, the secret or table is missing, or the account
             is another table's.
     """
-    answer = decoded(
-        committed(open_table, SessionQuestion(open_table, request), request.how),
-        open_table.insecure,
-    )
-    from dpstream.dp_transforms.session import presented  # loads the noise, which no plan needs
+    answers = list[Answer]()
 
-    header = msgspec.structs.replace(
-        answer.header, question=request.question, where=request.selection.text
-    )
-    table = presented(open_table.space, request.question, answer.table)
-    return answer._replace(header=header, table=table)
+    def present(committed_answer: Committed) -> None:
+        from dpstream.dp_transforms.session import presented  # loads the noise, which no plan needs
+
+        answer = decoded(committed_answer, open_table.insecure)
+        header = msgspec.structs.replace(
+            answer.header, question=request.question, where=request.selection.text
+        )
+        table = presented(open_table.space, request.question, answer.table)
+        answers.append(answer._replace(header=header, table=table))
+        deliver(answers[0])
+
+    committed(open_table, SessionQuestion(open_table, request), request.how, present)
+    return answers[0]
 
 
 def committed(

@@ -18,7 +18,7 @@ was removed or changed meanwhile) does not undo the draw: asking again runs the 
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -148,12 +148,14 @@ def ask(
     how: Asking = ONCE,
     shards: int | None = None,
     runner: Runner | None = None,
+    deliver: Callable[[SqlAnswer], object] = lambda _: None,
 ) -> SqlAnswer:
     """Return the private answer of a statement.
 
     Args:
         how: whether to ask again at a new charge, and about which state of the data.
         shards, runner: see `StatementQuestion`.
+        deliver: shows the answer; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         DpstreamError: the statement cannot be used, or not privately as it is written; its charge
@@ -167,6 +169,7 @@ def ask(
 
     def present(answer: Answer) -> None:
         answers.append(_presented(question, catalog, answer, insecure))
+        deliver(answers[0])
 
     sweep(catalog.beside)
     with (

@@ -4,6 +4,8 @@ done: one charge, and a stream's releases are those of its store."""
 import itertools
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -107,3 +109,22 @@ def test_it_is_charged_once(name: str, server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FRESH)
 def test_it_is_charged_once_at_many_calls(name: str, server: Server, tmp_path: Path) -> None:
     assert failures(server, name, MORE, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["sql --fresh", "session ask --fresh"])
+def test_an_answer_that_could_not_be_printed_is_charged_once(
+    name: str, server: Server, tmp_path: Path
+) -> None:
+    command, place = COMMANDS[name], tmp_path / "case"
+    command.prepare(server, place)
+    old = charges_of(place)
+    typed = [sys.executable, "-m", "dpstream.pipelines.cli.main", *command.words]
+
+    def code(stdout: str) -> int:
+        with open(stdout, "wb") as file:
+            return subprocess.run(typed, cwd=place, stdout=file, check=False).returncode
+
+    assert [code("/dev/full"), code("/dev/full"), code("/dev/null")] == [4, 4, 0]
+    assert len(charges_of(place)) == len(old) + 1
+    assert code("/dev/null") == 0
+    assert len(charges_of(place)) == len(old) + 2
