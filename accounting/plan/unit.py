@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from dpstream.accounting.composition import Spend
+from dpstream.accounting.composition import Spend, written
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.figures import duration, second_text
@@ -316,10 +316,10 @@ def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
         # noise is it proven that not all effects add up (``together``).
         rho = units**2 * charge.rho * _UP
         return Cost(_Several(math.inf, charge.delta, None, 0.0, rho), units)
-    epsilon, delta = charge.epsilon * units * _UP, 0.0
+    epsilon, delta = _times(charge.epsilon, units), 0.0
     if together == 1:
         # An output depends on two of the units only through other outputs, so k mechanisms compose.
-        delta = min(1.0, charge.delta * units * _UP)
+        delta = min(1.0, _times(charge.delta, units))
     # Group privacy of a plain (epsilon, delta): delta (1 + e^epsilon + ... + e^((k-1) epsilon)).
     elif charge.delta and epsilon > _LARGEST_EPSILON:
         delta = 1.0
@@ -327,3 +327,12 @@ def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
         steps = (math.exp(i * charge.epsilon) for i in range(units))
         delta = min(1.0, charge.delta * math.fsum(steps) * _UP)
     return Cost(_Several(epsilon, delta, None, 0.0), units)
+
+
+def _times(figure: float, units: int) -> float:
+    """A multiple of a figure as it is written: never below it, and exact where a float can be, so
+    that two units of epsilon 4 fit a limit of 8.
+    """
+    exact = units * written(figure)
+    multiple = float(exact)
+    return multiple if written(multiple) >= exact else math.nextafter(multiple, math.inf)
