@@ -19,6 +19,7 @@ from dpstream.pipelines.formats.compression import (
 )
 from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.texts import csv_header
+from dpstream.pipelines.tables.columns import sql_type
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "FILE"
@@ -37,6 +38,7 @@ class Column(NamedTuple):
         time: whether it can be a time; ``micros`` for whole numbers, which are read as
             microseconds since 1970; ``None``: it cannot.
         number: whether it can be a value.
+        sql: the type that statements read it as; ``None``: they cannot.
         listed: whether an error may list it: in a text file that has no header its name is data.
     """
 
@@ -44,6 +46,7 @@ class Column(NamedTuple):
     identity: FieldType | None
     time: str | None
     number: bool
+    sql: str | None = "STRING"
     listed: bool = True
 
 
@@ -166,4 +169,4 @@ def column_of(name: str, kind: pa.DataType) -> Column:
         time = "instant"
     elif text or integral:
         time = "text" if text else "micros"
-    return Column(name, identity, time, integral or real)
+    return Column(name, identity, time, integral or real, sql_type(kind))

@@ -218,24 +218,27 @@ time_column = {_time(answers)}  # times without a zone are taken as UTC{_typed(a
 
 
 def _typed(answers: Answers) -> str:
-    """The line of a text file's columns with their types, for statements.
+    """The line of a table's columns with their types, for statements.
 
-    Types follow from the roles of the columns, never from a value: what a row holds would decide
-    about the line.  All other columns are texts.  The lines of JSON have names where they are
-    public; without them only columns with a role are known.
+    Without it a statement looks at the schema of Parquet each time, also if it was answered.  Types
+    of text files follow from the roles of the columns, never from a value: what a row holds would
+    decide about the line.  All other columns are texts.  The lines of JSON have names where they
+    are public; without them only columns with a role are known.
     """
-    if answers.file.kind == "parquet":
-        return ""
     roles = {value.column: "FLOAT64" for value in answers.values} | {answers.time: "TIMESTAMP"}
     roles |= {field.column: UNIT_TYPES[field.type] for field in (*answers.key, answers.unit)}
-    names = [column.name for column in answers.file.columns or ()]
-    columns = usable_names(names or roles)
+    types = {column.name: column.sql for column in answers.file.columns or ()}
+    advice = ""
+    if answers.file.kind != "parquet":
+        types = (types or roles) | roles
+        advice = "; write FLOAT64, INT64 or BOOL where it is one"
+    columns = [name for name in usable_names(types) if types[name] is not None]
     if len(columns) > MAX_COLUMNS:
-        columns = usable_names(roles)
+        columns = [name for name in columns if name in roles]
     if not columns:
         return ""
-    declared = ", ".join(f'{_key(name)} = "{roles.get(name, "STRING")}"' for name in columns)
-    return f"\ncolumns = {{ {declared} }}  # for SQL; write FLOAT64, INT64 or BOOL where it is one"
+    declared = ", ".join(f'{_key(name)} = "{types[name]}"' for name in columns)
+    return f"\ncolumns = {{ {declared} }}  # for SQL{advice}"
 
 
 def _job(answers: Answers, target: Target) -> str:

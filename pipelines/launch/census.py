@@ -26,7 +26,14 @@ from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.project import Project, load_project, secret_of, unit_of
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.flow import Task, build, sealed
-from dpstream.pipelines.tabulation.inputs import Inputs, Prepared, digest_of, prepared, public_paths
+from dpstream.pipelines.tabulation.inputs import (
+    Inputs,
+    Prepared,
+    check_records,
+    digest_of,
+    prepared,
+    public_paths,
+)
 from dpstream.pipelines.tabulation.private import PIECE_BYTES, Piece
 from dpstream.pipelines.tabulation.remote import fetched, get, put, stamp_of
 from dpstream.pipelines.tabulation.work import parts_of
@@ -97,7 +104,10 @@ def begin(options: TablesParameters) -> Begin:
     public = prepared(inputs)
     receipt, begun = get(options.out, MANIFEST), get(options.out, RUN)
     stands = None if receipt is None else decoded(receipt)
-    stamp = stamp_of(options.data, program) if stands is None else None
+    stamp = None
+    if stands is None:  # a later look at the records would tell of them
+        check_records(inputs)
+        stamp = stamp_of(options.data, program)
     with options.keys.ring() as keys:
         parts = [b"table", public.plan.hash.encode(), options.data.encode()]
         request, fingerprint = keys.source_fingerprint(parts), keys.fingerprint

@@ -41,6 +41,7 @@ from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,
+    check_records,
     content_of,
     prepared,
     stamps,
@@ -135,11 +136,16 @@ class TablesQuestion:
         return identity_of(self._order.inputs, self._setup.plan)
 
     def check(self, ring: KeyRing) -> None:
-        """Check where files are written; the public files were checked when they were read."""
+        """Check the records' header, and where files are written.
+
+        The public files were checked when they were read.  The records are looked at here, so that
+        nothing tells of them once the question is answered.
+        """
         Output(self._order.out, MANIFEST).check(None)
         if self._order.letters is not None:
             require_folder("--dead-letter", self._order.letters)
-        content_of(self._order.inputs.records)  # there, and readable
+        check_records(self._order.inputs)
+        content_of(self._order.inputs.records)  # readable to the end
 
     def decide(self, run_id: str, account: History) -> Decision:
         """Decide as in `ask.question.Question`.

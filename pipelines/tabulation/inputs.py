@@ -122,7 +122,7 @@ def _loaded(
 
 
 def _header_faults(data: Path, program: str) -> list[Fault]:
-    """Of the records: whether they are there, and have the columns of their layout."""
+    """Return what is wrong with the records as a file: it is missing, or lacks a column."""
     layout = LAYOUTS[program]
     faults = Faults(layout.file)
     try:
@@ -196,9 +196,20 @@ def inputs_of(parameters: Path, data: Path, choice: Choice, project: Path = Path
     return Inputs(*folders, choice, digest, os.path.relpath(data, project))
 
 
+def check_records(inputs: Inputs) -> None:
+    """Refuse records that are missing or lack a column, by their header.
+
+    Raises:
+        UsageError: there is a fault.
+    """
+    program = inputs.choice.program
+    with fetched(inputs.parameters, inputs.data, program, records=True) as (_, data):
+        refuse(_header_faults(data, program))
+
+
 @functools.lru_cache(maxsize=1)
 def prepared(inputs: Inputs) -> Prepared:
-    """Return the values from the public files, cached on this machine.
+    """Return the values from the public files, cached on this machine; the records may be absent.
 
     Raises:
         UsageError: a file has a fault.
@@ -206,7 +217,8 @@ def prepared(inputs: Inputs) -> Prepared:
     """
     with fetched(inputs.parameters, inputs.data, inputs.choice.program) as (parameters, data):
         paths = public_paths(parameters, data, inputs.choice.program)
-        setup = prepared_of(load(parameters, data, inputs.choice), lists_digest(paths))
+        loaded = load(parameters, data, inputs.choice, records=False)
+        setup = prepared_of(loaded, lists_digest(paths))
         if digest_of(paths) != inputs.digest:
             raise RunError(
                 "PARAMETERS",

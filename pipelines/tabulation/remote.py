@@ -28,8 +28,13 @@ def is_remote(place: str) -> bool:
 
 
 @contextlib.contextmanager
-def fetched(parameters: str, data: str, program: str) -> Iterator[tuple[Path, Path]]:
-    """Fetch the folders of parameters and data: all public files and the header of the records.
+def fetched(
+    parameters: str, data: str, program: str, records: bool = False
+) -> Iterator[tuple[Path, Path]]:
+    """Fetch the folders of parameters and data: all public files.
+
+    Args:
+        records: whether to fetch the header of the records, too.
 
     Raises:
         UsageError: a file is missing.
@@ -43,9 +48,10 @@ def fetched(parameters: str, data: str, program: str) -> Iterator[tuple[Path, Pa
         for name in (CONFIG, *PARAMETER_FILES):
             _fetch(parameters, name, here[0])
         _fetch(data, GEOGRAPHY, here[1])
-        records = LAYOUTS[program].file
-        head = _read(data, records, _HEAD_BYTES)
-        (here[1] / records).write_bytes(head[: head.find(b"\n") + 1] or head)
+        if records:
+            name = LAYOUTS[program].file
+            head = _read(data, name, _HEAD_BYTES)
+            (here[1] / name).write_bytes(head[: head.find(b"\n") + 1] or head)
         if program == "h":
             for name in _totals(data):
                 _fetch(data, name, here[1])

@@ -143,20 +143,29 @@ def test_no_command_tells_of_the_input(place: Place, tmp_path: Path) -> None:
     assert refused == through
 
 
-def test_a_workload_that_was_answered_tells_nothing_of_the_input(tmp_path: Path) -> None:
-    command, seen = COMMANDS["workload answer"], list[object]()
+@pytest.mark.parametrize(
+    ("name", "records", "out", "file"),
+    [("workload answer", "in.csv", "answers", "answers.parquet"),
+     ("census execute", "data/person-records.txt", "out", "manifest.json")],
+)  # fmt: skip
+def test_answered_tables_tell_nothing_of_the_input(
+    name: str, records: str, out: str, file: str, tmp_path: Path
+) -> None:
+    command, seen = COMMANDS[name], list[object]()
     command.world(tmp_path)
     with contextlib.chdir(tmp_path):
-        assert call(*command.words).exit_code == 0
-        stores.close_all()
+        for words in (*command.before, command.words):
+            assert not callable(words)
+            assert call(*words).exit_code == 0
+            stores.close_all()
         for change in (as_it_was, erased, a_pipe):
-            change(tmp_path / "in.csv")
-            shutil.rmtree("answers")
+            change(tmp_path / records)
+            shutil.rmtree(out)
             done = call(*command.words)
             stores.close_all()
-            answers = {path.name: path.read_bytes() for path in Path("answers").iterdir()}
-            seen.append((done.exit_code, done.stdout, done.stderr, answers))
-    assert seen == [seen[0]] * 3 and "answers.parquet" in str(seen[0])
+            files = {p.name: p.read_bytes() for p in Path(out).rglob("*") if p.is_file()}
+            seen.append((done.exit_code, done.stdout, done.stderr, files))
+    assert seen == [seen[0]] * 3 and file in str(seen[0])
 
 
 def test_the_command_says_that_nothing_was_read(place: Place) -> None:
