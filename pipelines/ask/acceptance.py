@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.figures import duration
 from dpstream.accounting.periods import Room, person_spent
-from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.state.ledger.answers import AnswerLog
 from dpstream.state.ledger.events import Charge
@@ -83,7 +83,8 @@ class Acceptance(NamedTuple):
         account: ``data_set``, number of ``charges``, ``limit``, the share of the limit that is
             ``used`` in the periods that this charge counts in, and the share ``with_this`` charge;
             the ``filter`` that accepts it (``first``: accepted only by its own guarantee, so that
-            every later charge is refused), and how many ``more`` charges like it are accepted then;
+            every later charge is refused), how often it is ``counted_as`` a charge of the account's
+            unit, and how many ``more`` charges like it are accepted then;
             for an account per period the ``period``, and (epsilon, delta) of a ``person`` over all
             periods with this charge, for charges fixed beforehand; ``None``: there is no account,
             or it cannot be read.
@@ -253,18 +254,20 @@ def _spending(history: History, more: Sequence[Charge]) -> dict[str, Any]:
     They are those of the periods that the charges count in; see `Acceptance`.
     """
     filters, spent, verdict = history.filters, history.spent, None
-    used = filters.used(spent.fullest(filters).total)
+    used, counted = filters.used(spent.fullest(filters).total), 1
     try:
         if more:
             used = filters.used(spent.fullest(filters, spent.pieces_of(more[-1])).total)
         for charge in more:
             verdict = spent.verdict(filters, charge)
             spent = spent.plus(charge, takes=verdict.reason == "first")
+            counted = max(counted, cost_to(spent.unit, charge).units)
         times = spent.further_charges(filters, more[-1]) if more else None
     except PolicyError:  # which is the refusal
-        return {"used": used, "with_this": None, "filter": None, "more": None}
+        verdict, times = None, None
     return {
         "used": used,
+        "counted_as": counted,
         "with_this": None if verdict is None else verdict.used,
         "filter": verdict.reason if verdict is not None and verdict.accepted else None,
         "more": times,

@@ -227,10 +227,10 @@ def _typed(answers: Answers) -> str:
     """
     roles = {value.column: "FLOAT64" for value in answers.values} | {answers.time: "TIMESTAMP"}
     roles |= {field.column: UNIT_TYPES[field.type] for field in (*answers.key, answers.unit)}
-    types = {column.name: column.sql for column in answers.file.columns or ()}
+    types: dict[str, str | None] = {c.name: c.sql for c in answers.file.columns or ()}
     advice = ""
     if answers.file.kind != "parquet":
-        types = (types or roles) | roles
+        types |= roles
         advice = "; write FLOAT64, INT64 or BOOL where it is one"
     columns = [name for name in usable_names(types) if types[name] is not None]
     if len(columns) > MAX_COLUMNS:

@@ -115,14 +115,17 @@ def accepted_lines(acceptance: dict[str, Any], verb: str, account: bool = True) 
 
 def _spending(account: dict[str, Any]) -> str:
     after, limit, accepting = account["with_this"], account["limit"], account["filter"]
-    then = ""
+    then, counted = "", account["counted_as"]
+    after_this = f"{share_text(after)} after this one" if after is not None else ""
+    if counted > 1:
+        after_this += f", which counts {counted:,} times"
     if accepting == "first":
         then = "; this one is accepted only by its own guarantee, and every later one is refused"
     elif accepting is not None:
         more = "no more like it" if not account["more"] else f"room for {account['more']:,} like it"
-        then = f", {share_text(after)} after this one, then {more} (filter: {NAMES[accepting]})"
+        then = f", {after_this}, then {more} (filter: {NAMES[accepting]})"
     elif after is not None:
-        then = f", {share_text(after)} after this one"
+        then = f", {after_this}"
     used = f"used {share_text(account['used'])}"
     if account["charges"] and account["used"] == 0 and after is not None:
         used = "in other periods used 0%"
@@ -155,7 +158,7 @@ def budget_text(figures: dict[str, Any]) -> str:
         *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']}, {charges}"),
         *_limit(figures["limit"], " per unit"),
         *labelled("Spent", _spent(figures)),
-        *labelled("Left", left_text(figures["left"])),
+        *labelled("Left", _left(figures)),
         *each("Warning", figures["warnings"]),
     ]
     return page(lines)
@@ -175,8 +178,14 @@ def view_text(figures: dict[str, Any]) -> str:
     if figures["limit"] is None:
         lines += labelled("Limit", "none: each record has a budget of its own")
     else:
-        lines += _limit(figures["limit"]) + labelled("Left", left_text(figures["left"]))
+        lines += _limit(figures["limit"]) + labelled("Left", _left(figures))
     return page([*lines, *each("Warning", figures["warnings"])])
+
+
+def _left(figures: dict[str, Any]) -> str:
+    """Return what is left for one more charge of the account's unit."""
+    twice = "; a question about all records counts 2 times" if figures["period"] else ""
+    return left_text(figures["left"]) + twice
 
 
 def _spent(figures: dict[str, Any]) -> str:

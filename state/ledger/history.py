@@ -16,6 +16,7 @@ from dpstream.accounting.filters import NAMES
 from dpstream.accounting.filters import Limit as Filters
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.periods import Spent, Verdict
+from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.state.ledger.events import (
     Charge,
@@ -240,6 +241,10 @@ class History:
         over = "more than any part of it"
         if math.isfinite(verdict.used):
             over = f"{100 * verdict.used:.4g}% of it ({NAMES[verdict.part]})"
+        times = cost_to(self.created.unit, charge).units
+        if times > 1:
+            over += f", because it counts {times:,} times: the account's unit is "
+            over += self.created.unit.description
         number = len(self.charges)
         before = f"with the {number} charge{'s' * (number != 1)} before, " if number else ""
         return PolicyError(

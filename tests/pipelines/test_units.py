@@ -123,6 +123,17 @@ def test_months_that_follow_cost_nothing_more_per_month(tmp_path: Path) -> None:
     assert account["used"] == pytest.approx(before["used"])
 
 
+def test_a_job_of_a_persons_whole_time_is_said_to_count_twice(tmp_path: Path) -> None:
+    """Plan, refusal and account, of an account per month."""
+    lifetime = {'covers = "30d" }': 'covers = "lifetime" }'}
+    job = write(tmp_path, "a", **MONTHLY, **lifetime)
+    refused = call("run", "--project", job, "--quiet")
+    assert refused.exit_code == 3 and "counts 2 times" in refused.stderr
+    assert "counts 2 times" in call("account", "show", "--project", job).stdout
+    accounts.set_limit(tmp_path / "book" / "ledger.db", (9.0, 1e-5))
+    assert "which counts 2 times" in " ".join(call("plan", "--project", job).stdout.split())
+
+
 def test_a_persons_limit_adds_up_all_periods(tmp_path: Path) -> None:
     wide = {"epsilon = 1.46, delta = 1e-6": "epsilon = 9.0, delta = 1e-5"}
     first, second = write(tmp_path, "a", **wide), write(tmp_path, "b", **HALF, **wide)

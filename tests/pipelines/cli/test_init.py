@@ -120,13 +120,13 @@ QUESTION = (
 def test_an_answered_statement_on_parquet_does_not_open_it(data: Path) -> None:
     """Its columns are in the project file: a removed or damaged file is not noticed."""
     assert call("init", data, *FLAGS).exit_code == 0
-    asked = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 0.1) COUNT(*) AS n FROM commits"
-    first = call("sql", asked)
+    statement = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 0.1) COUNT(*) AS n FROM commits"
+    first = call("sql", statement)
     assert first.exit_code == 0, first.output
     table = data.read_bytes()
     for content in (table[:-9], b"", None):
         data.unlink() if content is None else data.write_bytes(content)
-        again = call("sql", asked)
+        again = call("sql", statement)
         assert (again.exit_code, again.stdout) == (0, first.stdout), again.output
 
 

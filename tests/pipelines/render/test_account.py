@@ -18,7 +18,7 @@ from dpstream.pipelines.render.account import (
 
 ACCOUNT: dict[str, Any] = {
     "data_set": "shop", "charges": 1, "used": 0.12345, "with_this": 0.25, "more": 3,
-    "filter": "plain", "period": None, "person": None,
+    "counted_as": 1, "filter": "plain", "period": None, "person": None,
     "limit": {"epsilon": 8.0, "delta": 1e-5},
 }  # fmt: skip
 ACCEPTED: dict[str, Any] = {
@@ -61,6 +61,8 @@ def test_what_an_account_would_have_spent(with_this: float | None, words: str) -
     account = ACCOUNT | {"with_this": with_this, "charges": 2_000, "filter": None}
     line = acceptance_lines(ACCEPTED | {"account": account})[1]
     assert words in line and "2,000 charges" in line
+    line = acceptance_lines(ACCEPTED | {"account": ACCOUNT | {"counted_as": 2}})[1]
+    assert "25% after this one, which counts 2 times, then" in line
 
 
 def test_without_an_account_it_says_what_is_missing() -> None:
