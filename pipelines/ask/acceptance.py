@@ -214,7 +214,7 @@ def _unpaid(
     """Return the charges that would be made; if there are none, what continues."""
     charged = {charge.plan_hash for charge in account_state.charges}
     more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
-    for number, (charge, fingerprint) in enumerate(requests):
+    for charge, fingerprint in requests:
         run, digest = None, None if fingerprint is None else fingerprint()
         if digest is not None and charge.plan_hash in charged:
             opened = open_ledger(place, looking=True)
@@ -223,8 +223,8 @@ def _unpaid(
                 run = register.continued(digest, fresh)
                 answered &= run is not None and register.read(run) is not None
         run_id = run or run_id
-        if run is None:  # the same question twice is charged once, unless it is asked with `fresh`
-            more.setdefault(f"{charge.plan_hash} {number if fresh else 0}", charge)
+        if run is None:  # the same question twice in a command is charged once
+            more.setdefault(charge.plan_hash, charge)
     return list(more.values()), _Free() if more else _Free(run_id, answered)
 
 

@@ -10,9 +10,9 @@ The order is the guarantee, and this module is the only place that implements it
    counts.
 4. *show*: the answer is shown as it is read back, once the account's head file has the receipt on
    disk (`state.ledger.head`).  An account that was restored from a backup is refused before 1.
-5. *deliver*: the command writes its output (a folder, a section of the project file).  If an answer
-   was asked with ``fresh`` and is not delivered, the next ``fresh`` continues it: a failed command
-   that is repeated charges once.
+5. *deliver*: the command writes and prints its output, and then records all its answers as
+   delivered.  If an answer was asked with ``fresh`` and is not delivered, the next ``fresh``
+   continues it: a failed command that is repeated charges once.
 
 A receipt does not depend on the presentation of an answer (names that a question chose, an order of
 rows, what is computed from released figures).  Each command that asks presents the receipt, and the
@@ -60,9 +60,24 @@ def ask(
     """Return the answer of a question; see the module.
 
     Args:
+        question, ledger, ring, how: see `answered`.
+        deliver: writes and prints what the command makes of the answer.
+
+    Raises:
+        DpstreamError: the question is refused, or failed; the module states what was charged.
+    """
+    answer = answered(question, ledger, ring, how)
+    deliver(answer)
+    AnswerLog(ledger, question.kind).deliver({answer.run_id})
+    return answer
+
+
+def answered(question: Question, ledger: Ledger, ring: KeyRing, how: Asking = ONCE) -> Answer:
+    """Return the answer of a question, which is not delivered yet (steps 1 to 4 of the module).
+
+    Args:
         ledger: the account of the data set, whose limit applies.
         ring: the key ring of the data set's secret.
-        deliver: writes what the command makes of the answer.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
@@ -77,10 +92,7 @@ def ask(
         if begun.receipt is None:
             register.commit(begun.run_id, drawn(question, begun.charge, ring))
         answer, charged = _read(register, begun.run_id), begun.charged
-    answer = answer._replace(charged=charged)
-    deliver(answer)
-    register.deliver(answer.run_id)
-    return answer
+    return answer._replace(charged=charged)
 
 
 def _read(register: AnswerLog, run_id: str) -> Answer:

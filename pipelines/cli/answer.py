@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.workload.choosing import Choice, Request
-    from dpstream.pipelines.workload.execute import Order
+    from dpstream.pipelines.workload.execute import Done, Order
+    from dpstream.pipelines.workload.registered import Answered
     from dpstream.pipelines.workload.release import Receipt
 
 _PATH = click.Path(path_type=Path)
@@ -245,13 +246,17 @@ def _through_store(order: "Order", lines: Sequence[str], quiet: bool, as_json: b
 
     if not as_json:
         click.echo("".join(f"{line}\n" for line in lines), nl=False)
+
+    def show(done: "Done") -> None:
+        bar.stop()
+        resumed, receipt = {"resumed": done.result.resumed}, done.receipt
+        if not done.result.resumed:
+            _warn(order.job, receipt)
+        paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
+        echo_answer(receipt, order.workload, order.out, resumed, paid, as_json)
+
     with Bar(hidden=quiet or as_json) as bar:
-        done = execute(order, bar.update)
-    resumed, receipt = {"resumed": done.result.resumed}, done.receipt
-    if not done.result.resumed:
-        _warn(order.job, receipt)
-    paid = run_lines(_cost(receipt), order.job.ledger is not None, receipt.run_id)
-    echo_answer(receipt, order.workload, order.out, resumed, paid, as_json)
+        execute(order, bar.update, show)
 
 
 def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
@@ -314,14 +319,17 @@ def _answer_once(
     from dpstream.pipelines.workload.registered import answer_once
 
     workload, drawn = request.workload, request.drawn(choice.family)
-    options = out, form, nonnegative, how, choice.accept
-    done = answer_once(workload, request.job, drawn, *options)
-    if done.dead_letters:
-        echo_private(f"{done.dead_letters:,} records were refused.")
-    if done.charged:
-        _warn(request.job, done.receipt)
-    paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
-    echo_answer(done.receipt, workload, out, {"charged": done.charged}, paid, as_json)
+
+    def show(done: "Answered") -> None:
+        if done.dead_letters:
+            echo_private(f"{done.dead_letters:,} records were refused.")
+        if done.charged:
+            _warn(request.job, done.receipt)
+        paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
+        echo_answer(done.receipt, workload, out, {"charged": done.charged}, paid, as_json)
+
+    options = out, form, nonnegative, how, choice.accept, show
+    answer_once(workload, request.job, drawn, *options)
 
 
 def _cost(receipt: "Receipt") -> str:

@@ -29,6 +29,7 @@ from dpstream.pipelines.render.layout import count, page
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.tabulation.config import Choice
+    from dpstream.pipelines.tabulation.execute import Execution
     from dpstream.state.ledger.open import AccountPlace
 
 _FOLDER = click.Path(path_type=Path)
@@ -275,35 +276,40 @@ def execute(
         tables.name,
     )
     print_account(tables.account, tables.project, census.environment)
-    done = run(order)
-    manifest = done.manifest
-    cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
-    warnings = (
-        [NO_GUARANTEE] if manifest.epsilon is None else weaknesses(manifest.epsilon, manifest.delta)
-    )
-    fields = {
-        "out": order.out.name,
-        "run_id": manifest.run_id,
-        "charged": done.charged,
-        "drawn": done.drawn,
-        "insecure": manifest.insecure,
-        **cost,
-    }
-    if as_json:
-        print_json({**fields, "files": len(manifest.files), "warnings": warnings})
-        return
-    click.echo(
-        f"{len(manifest.files):,} files in {out or Path('tables') / tables.name}; "
-        f"run {manifest.run_id}"
-    )
-    lines = list[str]()
-    if manifest.epsilon is not None:
-        guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
-        charged = None if tables.account is None else done.charged
-        lines = charge_lines(guarantee, charged, manifest.run_id)
-    print_charge(lines, manifest.insecure, warnings if done.charged or done.drawn else ())
-    if order.letters is not None and order.letters.exists():
-        echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
+
+    def show(done: "Execution") -> None:
+        manifest = done.manifest
+        cost = {name: getattr(manifest, name) for name in ("epsilon", "delta", "mu", "rho")}
+        warnings = (
+            [NO_GUARANTEE]
+            if manifest.epsilon is None
+            else weaknesses(manifest.epsilon, manifest.delta)
+        )
+        fields = {
+            "out": order.out.name,
+            "run_id": manifest.run_id,
+            "charged": done.charged,
+            "drawn": done.drawn,
+            "insecure": manifest.insecure,
+            **cost,
+        }
+        if as_json:
+            print_json({**fields, "files": len(manifest.files), "warnings": warnings})
+            return
+        click.echo(
+            f"{len(manifest.files):,} files in {out or Path('tables') / tables.name}; "
+            f"run {manifest.run_id}"
+        )
+        lines = list[str]()
+        if manifest.epsilon is not None:
+            guarantee = f"{guarantee_pair(manifest.epsilon, manifest.delta)} of every record"
+            charged = None if tables.account is None else done.charged
+            lines = charge_lines(guarantee, charged, manifest.run_id)
+        print_charge(lines, manifest.insecure, warnings if done.charged or done.drawn else ())
+        if order.letters is not None and order.letters.exists():
+            echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
+
+    run(order, show)
 
 
 @census.command(

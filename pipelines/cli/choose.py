@@ -1,6 +1,6 @@
 """``dpstream choose``: chooses C and bounds from the stream's first hours, or from other data."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from dpstream.pipelines.cli.parts import (
     print_json,
     print_warnings,
 )
+
+if TYPE_CHECKING:
+    from dpstream.pipelines.tuning.choose import Outcome
 
 
 @click.command(
@@ -131,11 +134,14 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     if not as_json:
         click.echo(choice_text(public), nl=False)
     warnings = account_warnings(question.job)
-    outcome = run(question)
-    print_warnings(warnings if outcome.charged else ())
-    figures = msgspec.to_builtins(outcome._asdict())
-    if as_json:
-        print_json({**figures, "asked": public, "warnings": warnings})
-    else:
+
+    def show(outcome: "Outcome") -> None:
+        print_warnings(warnings if outcome.charged else ())
+        figures = msgspec.to_builtins(outcome._asdict())
+        if as_json:
+            print_json({**figures, "asked": public, "warnings": warnings})
+            return
         click.echo(outcome_text(figures, question.question.key_records or KEY_RECORDS), nl=False)
         print_charge([], outcome.insecure)
+
+    run(question, show)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.session.ask import SessionRequest
     from dpstream.pipelines.session.receipt import Answer
     from dpstream.pipelines.session.session import Asker, Session, Subspace
+    from dpstream.state.ledger.answers import Answer as Committed
 
 
 #: The session table of a command; without a name the only one of the project file.
@@ -264,10 +265,12 @@ def ask(
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
     from dpstream.pipelines.session.ticket import hand_out
 
-    paid = hand_out(session.open_table, question, out)
-    _warn(session, paid.charged)
-    figures = {"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name}
-    print_figures(as_json, figures, f"Wrote {out}: private; run {paid.run_id}")
+    def show(paid: "Committed") -> None:
+        _warn(session, paid.charged)
+        figures = {"run_id": paid.run_id, "charged": paid.charged, "ticket": out.name}
+        print_figures(as_json, figures, f"Wrote {out}: private; run {paid.run_id}")
+
+    hand_out(session.open_table, question, out, show)
 
 
 def _request(

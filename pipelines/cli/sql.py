@@ -26,7 +26,10 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dpstream.pipelines.runners.bounded import Runner
+    from dpstream.pipelines.sql.query_plan import Question
     from dpstream.pipelines.sql.receipt import SqlAnswer
     from dpstream.pipelines.tables.catalog import Catalog
 
@@ -207,7 +210,7 @@ def _answer(
 ) -> int:
     """Answer, or explain, the statements of a text; return the exit code."""
     from dpstream.accounting.errors import UsageError
-    from dpstream.pipelines.sql.ask import check
+    from dpstream.pipelines.sql.ask import ask_each, check
     from dpstream.pipelines.sql.explain import explained, split
     from dpstream.pipelines.sql.query_plan import question_of
 
@@ -221,53 +224,57 @@ def _answer(
     if explain or all(one is not None for one in bare):
         plain = [b or s for b, s in zip(bare, statements, strict=True)]
         return _explain(catalog, plain, how, as_json)
-    for one, inner in zip(statements, bare, strict=True):
-        if inner is not None:
-            _explain(catalog, [inner], how, as_json)
-        else:
-            _ask(catalog, one, how, as_json, runner)
+    questions = [
+        question_of(one, catalog) if inner is None else None
+        for one, inner in zip(statements, bare, strict=True)
+    ]
+
+    def private() -> "Iterator[Question]":
+        """Yield the questions in order; show the explanations between them."""
+        for question, inner in zip(questions, bare, strict=True):
+            if question is not None:
+                yield question
+            elif inner is not None:
+                _explain(catalog, [inner], how, as_json)
+
+    ask_each(catalog, private(), lambda answer: _show(catalog, answer, as_json), how, runner=runner)
     return 0
 
 
-def _ask(
-    catalog: "Catalog", text: str, how: Asking, as_json: bool, runner: "Runner | None"
-) -> None:
+def _show(catalog: "Catalog", answer: "SqlAnswer", as_json: bool) -> None:
+    """Print an answer and what it was charged."""
     import msgspec
 
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.render.answer import cut_lines
-    from dpstream.pipelines.sql.ask import ask
     from dpstream.pipelines.sql.receipt import answer_text, records
 
-    def show(answer: "SqlAnswer") -> None:
-        head = answer.header
-        warnings = weaknesses(head.epsilon, head.delta)
-        if as_json:
-            public = msgspec.to_builtins(head)
-            fields = {
-                "charged": answer.charged,
-                "receipt": answer.digest,
-                "insecure": answer.insecure,
-                "warnings": warnings,
-                "intervals_cover": "noise",
-            }
-            print_json({**public, **fields, "rows": records(answer)})
-            return
-        click.echo(answer_text(answer), nl=False)
-        if not answer.table.num_rows:
-            click.echo("Nothing was published: no group passed the threshold (see --explain).")
-        for line in cut_lines(
-            head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
-        ):
-            click.echo(line)
-        for name in head.nulls:
-            click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
-        cost = guarantee_pair(head.epsilon, head.delta)
-        paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
-        print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
-
-    ask(catalog, text, how, runner=runner, deliver=show)
+    head = answer.header
+    warnings = weaknesses(head.epsilon, head.delta)
+    if as_json:
+        public = msgspec.to_builtins(head)
+        fields = {
+            "charged": answer.charged,
+            "receipt": answer.digest,
+            "insecure": answer.insecure,
+            "warnings": warnings,
+            "intervals_cover": "noise",
+        }
+        print_json({**public, **fields, "rows": records(answer)})
+        return
+    click.echo(answer_text(answer), nl=False)
+    if not answer.table.num_rows:
+        click.echo("Nothing was published: no group passed the threshold (see --explain).")
+    for line in cut_lines(
+        head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
+    ):
+        click.echo(line)
+    for name in head.nulls:
+        click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
+    cost = guarantee_pair(head.epsilon, head.delta)
+    paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
+    print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
 
 
 def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:

@@ -24,6 +24,7 @@ the account: otherwise a ticket could give a second answer, from other records, 
 
 import dataclasses
 import hmac
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -148,8 +149,16 @@ class TicketQuestion(SessionQuestion):
         return encoded(named)
 
 
-def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Committed:
+def hand_out(
+    open_table: OpenTable,
+    request: SessionRequest,
+    out: Path,
+    show: Callable[[Committed], object] = lambda _: None,
+) -> Committed:
     """Write the ticket of a question to a new private file; it is charged as the question.
+
+    Args:
+        show: shows what was written; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         PolicyError: the question was answered, or its ticket is another file.
@@ -159,14 +168,19 @@ def hand_out(open_table: OpenTable, request: SessionRequest, out: Path) -> Commi
     if out.exists() and _read(open_table, out) is None:
         raise UsageError("--ticket", "is a file of something else", "choose another name")
 
+    def handed_out(answer: Committed) -> bool:
+        name, there = ticket_name(answer.receipt), _read(open_table, out)
+        return name is not None and there is not None and there[1] == name
+
     def deliver(answer: Committed) -> None:
         with file_errors("--ticket", "cannot be written"):
             _settled(open_table, _draft(out, answer.run_id), out, ticket_name(answer.receipt))
+        if handed_out(answer):
+            show(answer)
 
     question = TicketQuestion(open_table, request, out)
     answer = committed(open_table, question, request.how, deliver)
-    name, there = ticket_name(answer.receipt), _read(open_table, out)
-    if name is None or there is None or there[1] != name:
+    if not handed_out(answer):  # it counts as delivered, so that `fresh` is a new charge
         raise PolicyError(
             "--ticket",
             "is not the one that this question has: it was answered, or handed out",

@@ -18,7 +18,7 @@ was removed or changed meanwhile) does not undo the draw: asking again runs the 
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -57,7 +57,7 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
 from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
@@ -148,36 +148,57 @@ def ask(
     how: Asking = ONCE,
     shards: int | None = None,
     runner: Runner | None = None,
-    deliver: Callable[[SqlAnswer], object] = lambda _: None,
 ) -> SqlAnswer:
     """Return the private answer of a statement.
 
     Args:
         how: whether to ask again at a new charge, and about which state of the data.
         shards, runner: see `StatementQuestion`.
-        deliver: shows the answer; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         DpstreamError: the statement cannot be used, or not privately as it is written; its charge
             exceeds the account's limit; there is no secret; or a table cannot be read, or has a
             declared key that was not checked.
     """
-    question, ledger = question_of(text, catalog), catalog.ledger
-    source = catalog.secret
-    statement_question = StatementQuestion(question, catalog, source, shards, runner)
-    insecure, answers = source.insecure_test_secret is not None, list[SqlAnswer]()
+    answers = list[SqlAnswer]()
+    ask_each(catalog, [question_of(text, catalog)], answers.append, how, shards, runner)
+    return answers[0]
 
-    def present(answer: Answer) -> None:
-        answers.append(_presented(question, catalog, answer, insecure))
-        deliver(answers[0])
 
+def ask_each(
+    catalog: Catalog,
+    questions: Iterable[Question],
+    show: Callable[[SqlAnswer], object],
+    how: Asking = ONCE,
+    shards: int | None = None,
+    runner: Runner | None = None,
+) -> None:
+    """Ask the questions of one command, and show each answer before the next question is asked.
+
+    The answers are delivered together, at the end: if a later question fails, asking all of them
+    ``fresh`` again continues those that were answered.  So a question that is asked twice is
+    charged once.
+
+    Args:
+        questions: at least one; each is taken when the ones before it were shown.
+        how, shards, runner: see `ask`.
+
+    Raises:
+        DpstreamError: see `ask`.
+    """
+    source, run_ids = catalog.secret, set[str]()
+    insecure = source.insecure_test_secret is not None
     sweep(catalog.beside)
     with (
         source.ring() as keys,
-        contextlib.closing(open_ledger(ledger)) as opened,
+        contextlib.closing(open_ledger(catalog.ledger)) as ledger,
     ):
-        sequence.ask(statement_question, opened, keys, how, deliver=present)
-    return answers[0]
+        for question in questions:
+            statement = StatementQuestion(question, catalog, source, shards, runner)
+            answer = sequence.answered(statement, ledger, keys, how)
+            show(_presented(question, catalog, answer, insecure))
+            run_ids.add(answer.run_id)
+        AnswerLog(ledger, question.kind).deliver(run_ids)
 
 
 def identity_of(question: Question, catalog: Catalog) -> list[bytes]:

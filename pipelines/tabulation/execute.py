@@ -8,7 +8,7 @@ nothing is kept: OUT is what there is.
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.durable import make_folder
-from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.answers import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger
@@ -185,8 +185,11 @@ class TablesQuestion:
         return manifest
 
 
-def execute(order: Order) -> Execution:
+def execute(order: Order, show: Callable[[Execution], object] = lambda _: None) -> Execution:
     """Make the tables.
+
+    Args:
+        show: shows what was made; if it fails, making them ``fresh`` again continues this answer.
 
     Raises:
         DpstreamError: the files have faults, the ledger's limit does not allow it, OUT is another
@@ -198,22 +201,24 @@ def execute(order: Order) -> Execution:
     if order.runner is not None:
         order.runner.check()
     setup = prepared(order.inputs)
-    output = Output(order.out, MANIFEST)
+    output, results = Output(order.out, MANIFEST), list[Execution]()
     with contextlib.ExitStack() as stack:
         if place is None:
-            return _uncharged(order, setup, output, stack)
+            results.append(_uncharged(order, setup, output, stack))
+            show(results[0])
+            return results[0]
         keys = stack.enter_context(order.secret.ring())
         archive = Archive(archive_of(place.path, order.out.parent))
         question = TablesQuestion(order, setup, archive)
         ledger = stack.enter_context(contextlib.closing(open_ledger(place)))
-        answer = sequence.ask(
-            question,
-            ledger,
-            keys,
-            order.how,
-            deliver=lambda answer: question.publish(answer.receipt),
-        )
-    return Execution(decoded(answer.receipt), answer.charged, question.drawn)
+
+        def deliver(answer: Answer) -> None:
+            made = question.publish(answer.receipt)
+            results.append(Execution(made, answer.charged, question.drawn))
+            show(results[0])
+
+        sequence.ask(question, ledger, keys, order.how, deliver)
+    return results[0]
 
 
 def _uncharged(
@@ -223,8 +228,11 @@ def _uncharged(
     old_receipt = output.existing_manifest()
     if old_receipt is not None:
         manifest = decoded(old_receipt)
-        if manifest.plan_hash != setup.plan.hash or order.how.fresh:
+        if manifest.plan_hash != setup.plan.hash:
             raise UsageError("OUT", "exists and is another execution's", "name a new folder")
+        if order.how.fresh:
+            fix = "omit --fresh to go on with them, or name a new folder: that is a new spend"
+            raise UsageError("OUT", "exists, and --fresh keeps the tables that are there", fix)
         with file_errors("OUT", "cannot be read"):
             files = manifest.files.items()
             intact = all(is_written(order.out / name, data) for name, data in files)

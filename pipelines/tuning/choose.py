@@ -21,7 +21,7 @@ import contextlib
 import glob
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,17 +281,31 @@ class Outcome(NamedTuple):
     insecure: bool
 
 
-def choose(tuning: CheckedRequest) -> Outcome:
+def choose(tuning: CheckedRequest, show: Callable[[Outcome], object]) -> None:
     """Choose the figures and write the new job.
+
+    Args:
+        show: shows what was written; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         PolicyError: the charge exceeds the account's limit, or there are too few units for an
             answer at this budget.
     """
     if not tuning.private:
-        return _proxy(tuning)
-    with secret_source(tuning.job).ring() as ring:
-        return _private(tuning, ring)
+        show(_proxy(tuning))
+        return
+    place = required(tuning.job.ledger, "a private tuning has an account")
+    with (
+        secret_source(tuning.job).ring() as ring,
+        contextlib.closing(open_ledger(place)) as ledger,
+    ):
+        sequence.ask(
+            TuningQuestion(tuning),
+            ledger,
+            ring,
+            tuning.request.how,
+            deliver=lambda answer: show(_write_job(tuning, answer)),
+        )
 
 
 class TuningQuestion(NamedTuple):
@@ -336,20 +350,6 @@ class TuningQuestion(NamedTuple):
             figures=_draw(self.checked, ring, charge.run_id),
         )
         return encoded(receipt)
-
-
-def _private(tuning: CheckedRequest, ring: KeyRing) -> Outcome:
-    place = required(tuning.job.ledger, "a private tuning has an account")
-    outcomes = list[Outcome]()
-    with contextlib.closing(open_ledger(place)) as ledger:
-        sequence.ask(
-            TuningQuestion(tuning),
-            ledger,
-            ring,
-            tuning.request.how,
-            deliver=lambda answer: outcomes.append(_write_job(tuning, answer)),
-        )
-    return outcomes[0]
 
 
 def acceptance(tuning: CheckedRequest) -> Acceptance:

@@ -5,7 +5,7 @@ job's sink gets them too).  Answers are post-processing of what the store has co
 same command continues after an interruption: the same noise, no further charge, the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,25 +63,38 @@ class Done(NamedTuple):
     result: Result
 
 
-def execute(order: Order, progress: Progress | None = None) -> Done:
+def execute(
+    order: Order,
+    progress: Progress | None = None,
+    show: Callable[[Done], object] = lambda _: None,
+) -> Done:
     """Run the job, answer the workload, write the answers.
+
+    Args:
+        progress: as `run_job` takes it.
+        show: shows what was written; if it fails, ``fresh`` continues this run.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
     """
     job = job_of(order)
     check(order, job)
-    receipts = list[Receipt]()
-    result = run_job(
+    results = list[Done]()
+
+    def deliver(result: Result) -> None:
+        results.append(Done(_written(order, job, result.run_id), result))
+        show(results[0])
+
+    run_job(
         job,
         order.runner,
         order.beam_args,
         progress,
         fresh=order.fresh,
         accept=order.accept,
-        deliver=lambda result: receipts.append(_written(order, job, result.run_id)),
+        deliver=deliver,
     )
-    return Done(receipts[0], result)
+    return results[0]
 
 
 def _written(order: Order, job: Job, run_id: str) -> Receipt:

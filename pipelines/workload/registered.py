@@ -354,6 +354,7 @@ def answer_once(
     nonnegative: bool = False,
     how: Asking = ONCE,
     accept: Accept | None = None,
+    show: Callable[[Answered], object] = lambda _: None,
 ) -> Answered:
     """Ask the question, and write the answers of the workload.
 
@@ -361,6 +362,7 @@ def answer_once(
         form: format of the table of answers; ``None``: that of ``out``, else parquet.
         how: whether to ask again at a new charge, and about which state of the data.
         accept: may refuse a new charge by the charges before it.
+        show: shows what was written; if it fails, asking ``fresh`` again continues this answer.
 
     Raises:
         DpstreamError: refused before a charge, or failed.
@@ -368,7 +370,7 @@ def answer_once(
     question = WorkloadQuestion(workload, job, mechanism, out, accept)
     if nonnegative and not mechanism.every_cell:
         raise UsageError("--nonnegative", "needs estimates of all cells", "omit it")
-    written = list[Receipt]()
+    results = list[Answered]()
 
     def write(answer: Answer) -> None:
         released = question.released(answer.receipt)
@@ -377,14 +379,16 @@ def answer_once(
         [aggregate] = job.plan.aggregates
         named = aggregate.name, aggregate.kind
         receipt = msgspec.structs.replace(receipt, workload=workload.digest, aggregate=named)
-        written.append(write_release(out, receipt, estimate, table, form, nonnegative))
+        receipt = write_release(out, receipt, estimate, table, form, nonnegative)
+        results.append(Answered(receipt, answer.charged, question.dead_letters))
+        show(results[0])
 
     with (
         secret_source(job).ring() as keys,
         contextlib.closing(open_ledger(question.ledger)) as ledger,
     ):
-        answer = sequence.ask(question, ledger, keys, how, deliver=write)
-    return Answered(written[0], answer.charged, question.dead_letters)
+        sequence.ask(question, ledger, keys, how, deliver=write)
+    return results[0]
 
 
 def acceptance(

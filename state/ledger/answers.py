@@ -8,13 +8,13 @@ each step here is one transaction:
 * *begin*: run id, charge and request;
 * *commit*: the receipt, bound to its charge; if several are committed, the first one counts;
 * *read*: the committed answer, once the account's head file has it (`state.ledger.head`);
-* *deliver*: a command that asked with ``fresh`` has written its output.  Until then the same
-  command continues the request, so that a failure after the commit causes no second charge.
+* *deliver*: a command that asked with ``fresh`` has written and printed all its output.  Until then
+  the same command continues its requests, so that a failure after a commit causes no second charge.
 """
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 from dpstream.accounting.errors import DpstreamError, InvariantError, PolicyError
@@ -138,20 +138,24 @@ class AnswerLog:
             return run_id
         return run_id if self._committed(run_id) is None else None
 
-    def deliver(self, run_id: str) -> None:
+    def deliver(self, run_ids: Collection[str]) -> None:
         """Record that a command has written its output, so that ``fresh`` asks at a new charge.
 
-        The command has finished, so it does not fail if this cannot be recorded: the next
-        ``fresh`` then continues the same answer once more, at no charge.
+        It is one transaction for all answers of the command.  The command has finished, so it does
+        not fail if this cannot be recorded: the next ``fresh`` then continues the same answers once
+        more, at no charge.
         """
-        name = _undelivered(run_id)
+
+        def undelivered() -> list[tuple[str, str]]:
+            names = map(_undelivered, run_ids)
+            return [(name, token) for name in names for token in self._ledger.tokens(name)]
 
         def drop() -> None:
-            for token in self._ledger.tokens(name):
+            for name, token in undelivered():
                 self._ledger.drop_token(name, token)
 
         with contextlib.suppress(DpstreamError):
-            if self._ledger.tokens(name):
+            if undelivered():
                 self._ledger.transact(drop, show=False)
 
     def find(self, request: str) -> str | None:

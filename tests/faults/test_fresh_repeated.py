@@ -1,19 +1,28 @@
 """A command with ``--fresh`` that fails or is killed is typed again with its own flags until it is
 done: one charge, and a stream's releases are those of its store."""
 
+import dataclasses
 import itertools
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests import accounts
-from tests.faults.filecalls.commands import COMMANDS, RUN, Command
+from tests.faults.filecalls.commands import (
+    ANSWER,
+    COMMANDS,
+    RUN,
+    STATEMENT,
+    Command,
+    catalog,
+    nothing,
+)
 from tests.faults.filecalls.disk import calls
 from tests.faults.filecalls.server import Server
 
@@ -24,6 +33,24 @@ WHAT = ("ENOSPC", "kill", "EIO", "ENOSPC")
 ATTEMPTS = 3
 #: Cases of the fast lane; the slow lane has more of every command.
 FAST, MORE = {"run --fresh": 2, "workload answer --fresh": 2, "choose --fresh": 1}, 40
+#: Every command that prints an answer behind a charge.
+PRINTED = {
+    name: COMMANDS[name] for name in FRESH if name not in ("run --fresh", "choose --fresh")
+} | {
+    "choose --fresh --json": dataclasses.replace(  # as text it prints its plan before the charge
+        COMMANDS["choose --fresh"], words=(*COMMANDS["choose --fresh"].words, "--json")
+    ),
+    "workload answer --fresh, of a store": dataclasses.replace(
+        COMMANDS["workload answer --fresh"],
+        words=(*ANSWER, "again", "--fresh"),
+        before=((*ANSWER, "answers"),),
+    ),
+    "session ask --fresh --ticket": dataclasses.replace(
+        COMMANDS["session ask --fresh"],
+        words=(*COMMANDS["session ask --ticket"].words, "--fresh"),
+        renamed=("ticket.json", "other.json"),
+    ),
+}
 
 
 class Case(NamedTuple):
@@ -111,20 +138,45 @@ def test_it_is_charged_once_at_many_calls(name: str, server: Server, tmp_path: P
     assert failures(server, name, MORE, tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["sql --fresh", "session ask --fresh"])
+def _printing(server: Server, command: Command, place: Path) -> Callable[..., tuple[int, int]]:
+    """A function that types the command, and returns its exit code and the charges made so far."""
+    command.prepare(server, place)
+    old = len(charges_of(place))
+
+    def typed(stdout: str, words: tuple[str, ...] = command.words) -> tuple[int, int]:
+        process = [sys.executable, "-m", "dpstream.pipelines.cli.main", *words]
+        with open(stdout, "wb") as file:
+            code = subprocess.run(process, cwd=place, stdout=file, check=False).returncode
+        return code, len(charges_of(place)) - old
+
+    return typed
+
+
+@pytest.mark.parametrize("name", PRINTED)
 def test_an_answer_that_could_not_be_printed_is_charged_once(
     name: str, server: Server, tmp_path: Path
 ) -> None:
-    command, place = COMMANDS[name], tmp_path / "case"
-    command.prepare(server, place)
-    old = charges_of(place)
-    typed = [sys.executable, "-m", "dpstream.pipelines.cli.main", *command.words]
+    command = PRINTED[name]
+    typed = _printing(server, command, tmp_path / "case")
+    assert [typed("/dev/full"), typed("/dev/full"), typed("/dev/null")] == [(4, 1), (4, 1), (0, 1)]
+    used, other = command.renamed or ("", "")
+    anew = tuple(other if word == used else word for word in command.words)
+    assert typed("/dev/null", anew) == (0, 2)
 
-    def code(stdout: str) -> int:
-        with open(stdout, "wb") as file:
-            return subprocess.run(typed, cwd=place, stdout=file, check=False).returncode
 
-    assert [code("/dev/full"), code("/dev/full"), code("/dev/null")] == [4, 4, 0]
-    assert len(charges_of(place)) == len(old) + 1
-    assert code("/dev/null") == 0
-    assert len(charges_of(place)) == len(old) + 2
+def test_a_file_of_statements_is_charged_once_until_all_are_answered(
+    server: Server, tmp_path: Path
+) -> None:
+    refused = STATEMENT.replace("epsilon = 5", "epsilon = 99")
+    words = "sql", f"{STATEMENT}; {refused}", "--fresh"
+    typed = _printing(server, Command(catalog, words, nothing), tmp_path / "case")
+    assert [typed("/dev/null"), typed("/dev/null")] == [(3, 1), (3, 1)]
+    both = "sql", f"{STATEMENT}; {STATEMENT.replace('5', '6')}", "--fresh"
+    assert [typed("/dev/full", both), typed("/dev/null", both)] == [(4, 1), (0, 2)]
+    assert typed("/dev/null", both) == (0, 4)  # once all are delivered, both are charged again
+
+
+def test_a_statement_twice_in_a_file_is_charged_once(server: Server, tmp_path: Path) -> None:
+    words = "sql", f"{STATEMENT}; {STATEMENT}", "--fresh"
+    typed = _printing(server, Command(catalog, words, nothing), tmp_path / "case")
+    assert [typed("/dev/null"), typed("/dev/null")] == [(0, 1), (0, 2)]

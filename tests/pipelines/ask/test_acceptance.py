@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
@@ -171,8 +172,11 @@ def test_several_charges_together(tmp_path: Path) -> None:
     with contextlib.closing(accounts.opened(place.path)) as ledger:
         ledger.charge(charge(1))
     assert requests_acceptance(place, [Request(charge(2))]).exit_code == 0
-    much = [Request(charge(number)) for number in range(2, 80)]
+    other_hashes = (msgspec.structs.replace(charge(n), plan_hash=f"{n}") for n in range(2, 80))
+    much = [Request(each) for each in other_hashes]
     assert requests_acceptance(place, much, fresh=True).exit_code == 3
+    twice = requests_acceptance(place, [Request(charge(2))] * 2, fresh=True)
+    assert twice.cost == (charge(2).epsilon, charge(2).delta)
     unit = UnitIdentity("other", "string").text
     other = requests_acceptance(place, [Request(charge(2, unit=unit))])
     assert other.exit_code == 3 and other.account is not None

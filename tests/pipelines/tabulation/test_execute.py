@@ -89,6 +89,9 @@ def test_without_a_ledger_the_output_is_what_is_kept(made: Office, tmp_path: Pat
     out = tmp_path / "out"
     first = executed(made, out)
     assert first.drawn and not first.charged and not executed(made, out).drawn
+    with pytest.raises(UsageError) as caught:  # as after tables that could not be printed
+        executed(made, out, fresh=True)
+    assert "omit --fresh" in caught.value.fix
     other = executed(made, tmp_path / "other")  # nobody knows of the first one
     assert other.manifest.run_id != first.manifest.run_id
 
