@@ -169,7 +169,7 @@ def silence() -> None:
     """Keep Beam's logs and warnings off the terminal: they quote tracebacks."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    warnings.simplefilter("always", AccountWarning)
+    warnings.simplefilter("default", AccountWarning)  # once, however often it is opened
     warnings.showwarning = _warn  # type: ignore[assignment]
 
 

@@ -20,7 +20,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import Accept
-from dpstream.state.ledger.open import file_of, read_history
+from dpstream.state.ledger.open import file_of, read_history, refuse_damaged_head
 from dpstream.state.repository import refuse_tracked
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def _check_begin(
             raise unnamed_ledger()
     elif fresh and seen is not None and seen.id != job.ledger.id:
         seen = None  # a new run may be of other data
+    if job.ledger is not None:
+        refuse_damaged_head(job.ledger)
     return check_charge(job, identity, seen, accept)
 
 

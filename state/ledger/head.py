@@ -18,8 +18,9 @@ are a function of the chain, so two processes write the same bytes where a file 
 part of a line, beyond the length in the valid slot.  The same is true if the newest slot was
 damaged.  So intact lines beyond that length are accepted too (the account's own commit was durable
 before they were written), and the next advance continues after them.  A damaged slot is reported.
-The file is refused if the log of the intact slot then has no intact end, or if a line within the
-length of the valid slot is damaged, because an advance cannot tear such a line.
+The file is refused if the log of the intact slot then has no intact end.  A line within the length
+of the valid slot cannot be torn by an advance: its damage is reported each time the account is
+opened, and what needs the lines (a recovery, the run of a stream) refuses the file.
 
 **What holds.**  *No two shown answers have the same noise on different rows; and unless account and
 head are restored together, no charge has two shown answers.*  The first part follows from the names
@@ -44,7 +45,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -149,14 +150,22 @@ class HeadFile:
         with self._reading() as descriptor:
             return None if descriptor is None else self._proven(descriptor).head
 
-    def has_damaged_slot(self) -> bool:
-        """Return whether a slot is damaged while the rest of the file proves the account's end.
+    def damaged_part(self) -> Literal["slot", "log"] | None:
+        """Return which part is damaged while the rest of the file proves the account's end.
+
+        It reads the log to its end, because a command that charges needs no line of it, and damage
+        would appear when a recovery needs them.
 
         Raises:
             As ``head``.
         """
         with self._reading() as descriptor:
-            return descriptor is not None and self._proven(descriptor).damaged_slot
+            if descriptor is None:
+                return None
+            proven = self._proven(descriptor)
+            if self._intact_texts(descriptor, proven.end) is None:
+                return "log"
+            return "slot" if proven.damaged_slot else None
 
     def check(self, account: History, head: Head | None) -> None:
         """Refuse an account that lacks entries of a head.
@@ -183,12 +192,18 @@ class HeadFile:
             raise self.older_error()
 
     def older_error(self) -> PolicyError:
-        """Return the error for an account that is older than its head file."""
+        """Return the error for an account that is older than its head file.
+
+        Raises:
+            As ``head``.
+        """
+        fix = "bring back the newest account of the data set; or "
+        if self.damaged_part() == "log":
+            fix += f"restore the head file ({self.path.name}), which is damaged too, and "
         return PolicyError(
             "account.path",
             "is an older or replaced account: it lacks entries that its head file has",
-            "bring back the newest account of the data set; or type "
-            f"`dpstream account recover {self._named}`, which adds what was spent",
+            f"{fix}type `dpstream account recover {self._named}`, which adds what was spent",
         )
 
     def damaged(self) -> PolicyError:
@@ -338,11 +353,16 @@ class HeadFile:
         Raises:
             PolicyError: one is damaged.
         """
-        data = os.pread(descriptor, end - _LOG, _LOG)
-        texts = _intact(data)
-        if len(data) != end - _LOG or len(_lines(texts)) != len(data):
+        texts = self._intact_texts(descriptor, end)
+        if texts is None:
             raise self.damaged()
         return texts
+
+    @staticmethod
+    def _intact_texts(descriptor: int, end: int) -> list[str] | None:
+        """Return the lines of the log up to a position; ``None`` if one is damaged or lost."""
+        texts = _intact(os.pread(descriptor, end - _LOG, _LOG))
+        return texts if len(_lines(texts)) == end - _LOG else None
 
     @contextlib.contextmanager
     def _reading(self, writes: bool = False) -> Iterator[int | None]:

@@ -35,10 +35,14 @@ _MADE_ANEW = (
     "older than what was published; if it was restored from a backup, type "
     "`dpstream account recover` before any question is asked"
 )
-_DAMAGED_SLOT = (
-    "one of the two slots of {name} is damaged; the rest of the file proves the account's end, and "
-    "the next charge writes the slot again: check the disk"
-)
+#: Warnings by the damaged part of a head file (`head.HeadFile.damaged_part`).
+_DAMAGED = {
+    "slot": "one of the two slots of {name} is damaged; the rest of the file proves the account's "
+    "end, and the next charge writes the slot again: check the disk",
+    "log": "the log of {name} is damaged, so that `dpstream account recover` cannot use it: check "
+    "the disk, and type `rm {path}` now, while this account is the newest one; the next charge "
+    "writes the file again",
+}
 
 
 #: Name of the file that describes data sets (`pipelines.project.project`).
@@ -223,18 +227,39 @@ def _give_head(ledger: Ledger, place: AccountPlace, looking: bool, recovering: b
     head_file = head_file_of(place)
     if head_file is None:
         return
-    if head_file.has_damaged_slot():
-        warnings.warn(_DAMAGED_SLOT.format(name=head_file.path.name), AccountWarning, stacklevel=2)
+    head = head_file.head()
     if recovering:
         ledger.head_file = head_file
-    elif (head := head_file.head()) is not None:
+    elif head is not None:
         head_file.check(ledger.history(), head)
+        _warn_of_damage(head_file)
         ledger.head_file = head_file
     elif not looking:
         account = ledger.history()
         if head_file.create(account) and account.charges:
             warnings.warn(_MADE_ANEW.format(name=head_file.path.name), AccountWarning, stacklevel=2)
         ledger.head_file = head_file
+
+
+def _warn_of_damage(head_file: HeadFile) -> None:
+    """Warn of damage in the head file of an account that has all its entries."""
+    part = head_file.damaged_part()
+    if part is not None:
+        path = head_file.path
+        text = _DAMAGED[part].format(name=path.name, path=typed(path))
+        warnings.warn(text, AccountWarning, stacklevel=2)
+
+
+def refuse_damaged_head(place: AccountPlace) -> None:
+    """Refuse a head file whose log is damaged: a run's tokens are compared with its lines.
+
+    Raises:
+        PolicyError: it is damaged.
+        RunError: it cannot be read.
+    """
+    head_file = head_file_of(place)
+    if head_file is not None:
+        head_file.chain()
 
 
 def head_file_of(place: AccountPlace) -> HeadFile | None:
@@ -404,6 +429,7 @@ def read_history(place: AccountPlace, seen: Head | None = None) -> History:
     check_place(place, account.created)
     if head_file is not None:
         head_file.check(account, head)
+        _warn_of_damage(head_file)
     if seen is not None:
         seen.check(account.created.id, account.digest_at(seen.seq))
     return account

@@ -16,11 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import AccountWarning, PolicyError, RunError
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.head import Chain, HeadFile, Tokens
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.open import AccountPlace, head_file_of, open_ledger
+from dpstream.state.ledger.open import (
+    AccountPlace,
+    head_file_of,
+    open_ledger,
+    read_history,
+    refuse_damaged_head,
+)
 from dpstream.state.ledger.recovery import recover
 from tests import accounts
 from tests.faults.damage import flip
@@ -200,7 +206,7 @@ def rotten(content: bytes, rng: random.Random) -> Iterator[bytes]:
             yield content[:at] + zeros + content[at + 512 :]
 
 
-@pytest.mark.filterwarnings("ignore:one of the two slots")
+@pytest.mark.filterwarnings("ignore:(one of the two slots|the log) of")
 def test_rot_never_proves_less(place: AccountPlace, tmp_path: Path) -> None:
     """An older account is refused, and recovered to the last charge or not at all."""
     backup = tmp_path / "backup.db"
@@ -245,6 +251,67 @@ def test_a_rotten_slot_is_named_and_written_again(place: AccountPlace) -> None:
         charged(place, 11 + at)
         assert proven(head_file) == end(place)
         assert head_file.path.read_bytes() != content
+
+
+def rotten_log(content: bytes, how: str) -> bytes:
+    """A head file whose slots are intact: a sector of its log is zeros, or its second half lost."""
+    if how == "half":
+        return content[: LOG + (len(content) - LOG) // 2]
+    return content[: LOG + 1024] + bytes(512) + content[LOG + 1536 :]
+
+
+@pytest.mark.parametrize("how", ["sector", "half"])
+def test_a_rotten_log_is_named_while_the_account_is_the_newest(
+    place: AccountPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Every look and every charge warns, until the file is removed as the warning says."""
+    backup = tmp_path / "backup.db"
+    charged(place, 1)
+    shutil.copy(place.path, backup)
+    charged(place, *range(2, 8))
+    monkeypatch.chdir(tmp_path / "jobs")
+    head_file = head_of(place)
+    content = head_file.path.read_bytes()
+    head_file.path.write_bytes(rotten_log(content, how))
+    for look in (lambda: read_history(place), lambda: end(place), lambda: charged(place, 1)):
+        with pytest.warns(AccountWarning) as warned:
+            look()
+        [text] = [str(warning.message) for warning in warned]
+        assert f"`rm {head_file.path.name}`" in text
+    with pytest.raises(PolicyError, match="damaged head file"):
+        refuse_damaged_head(place)
+    newest = Path(place.path).read_bytes()
+    shutil.copy(backup, place.path)  # what is older can only be recovered by an intact file
+    with pytest.raises(PolicyError) as refusal:
+        open_ledger(place)
+    assert f"restore the head file ({head_file.path.name})" in refusal.value.fix
+    head_file.path.write_bytes(content)
+    with pytest.raises(PolicyError) as refusal:
+        open_ledger(place)
+    assert "restore the head file" not in refusal.value.fix
+    with contextlib.closing(open_ledger(place, recovering=True)) as ledger:
+        assert recover(ledger).charges == 6
+    Path(place.path).write_bytes(newest)
+    head_file.path.unlink()  # which is what the warning says
+    with pytest.warns(AccountWarning, match="written again"):
+        charged(place, 8)
+    charged(place, 9)
+    refuse_damaged_head(place)
+    assert proven(head_file) == end(place)
+
+
+def test_a_link_in_the_place_of_the_file_is_named(place: AccountPlace) -> None:
+    charged(place, 1)
+    path = head_of(place).path
+    path.rename(path.with_name("elsewhere"))
+    for target in ("elsewhere", "nowhere"):
+        path.symlink_to(target)
+        with pytest.raises(RunError, match="is a symbolic link") as refusal:
+            open_ledger(place)
+        assert "remove the link" in refusal.value.fix
+        path.unlink()
+    path.with_name("elsewhere").rename(path)
+    charged(place, 2)
 
 
 def test_several_processes_at_once(place: AccountPlace) -> None:
