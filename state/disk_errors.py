@@ -77,7 +77,11 @@ _CAUSES = {
     errno.EISDIR: Cause("it is a folder", "name a file", choice=True),
     errno.EEXIST: Cause("a file of that name exists", "choose another path", choice=True),
     errno.ENAMETOOLONG: Cause("its name is too long", "choose a shorter path", choice=True),
-    errno.ELOOP: Cause("it has too many symbolic links", "correct the path", choice=True),
+    errno.ELOOP: Cause(  # also of a file that is opened without following links
+        "it is a symbolic link, or its path has too many of them",
+        "remove the link, or put the file itself in its place",
+        choice=True,
+    ),
     errno.EINTR: Cause("a signal interrupted it", "run the same command again"),
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
