@@ -94,7 +94,8 @@ def damaged() -> PolicyError:
     return PolicyError(
         "store",
         "is damaged",
-        "restore it from a backup: `dpstream state restore JOB BACKUP --replace`",
+        "restore it from a backup: `dpstream state restore JOB BACKUP --replace`; or move its file "
+        f"FILE, and each FILE-* beside it, away and {NEW_RUN}",
     )
 
 

@@ -122,7 +122,7 @@ def read_secret(reference: str) -> bytearray:
     else:
         text = bytearray(access(place))
     try:
-        return _decoded(text)
+        return _decoded(text, place if scheme == "file" else None)
     finally:
         wipe(text)
 
@@ -146,7 +146,7 @@ def _of_file(path: str) -> bytearray:
         problem = UsageError(
             FIELD,
             f"there is no file {path}",
-            "restore it, or create one for a new run with `dpstream secret new FILE`",
+            _again(f"make one with `dpstream secret new {shlex.quote(str(path))}`"),
         )
     except OSError as error:
         problem = unreadable(FIELD, error)
@@ -167,14 +167,27 @@ def _of_environment(name: str) -> bytearray:
     return bytearray(value.encode("utf-8", "surrogateescape"))
 
 
-def _decoded(text: bytearray) -> bytearray:
-    """The bytes of 64 hex digits with white space around them."""
+def _again(fix: str) -> str:
+    """The fix for a secret that is lost: runs and charges that were made with it need it."""
+    return f"restore it from its backup; only if nothing was charged with it, {fix}"
+
+
+def _decoded(text: bytearray, path: str | None) -> bytearray:
+    """The bytes of 64 hex digits with white space around them.
+
+    Args:
+        path: the file that has the text, if it is in one.
+    """
+    fix = _again("make one with `dpstream secret new FILE` and keep its text there")
+    if path is not None:
+        name = shlex.quote(path)
+        fix = _again(f"type `rm {name}`, then `dpstream secret new {name}`")
     digits = re.fullmatch(rb"\s*([0-9a-fA-F]{64})\s*", text) if len(text) < MAX_TEXT else None
     if digits is None:
         raise UsageError(
             FIELD,
             "what it leads to is not 64 hex digits",
-            "make a secret with `dpstream secret new FILE` and keep its text there",
+            fix,
         )
     begin, secret = digits.start(1), bytearray(KEY_BYTES)
     for index in range(KEY_BYTES):
@@ -185,7 +198,7 @@ def _decoded(text: bytearray) -> bytearray:
         raise UsageError(
             FIELD,
             "what it leads to is a placeholder, not a random secret",
-            "make a secret with `dpstream secret new FILE`",
+            fix,
         )
     return secret
 

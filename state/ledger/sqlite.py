@@ -31,6 +31,12 @@ CREATE TABLE blobs (name BLOB PRIMARY KEY, content BLOB NOT NULL)
 """
 #: A table that every account of an earlier format has.
 _FORMER = "account_meta"
+#: The fix for an account that is absent or empty: only a restored one can be recovered.
+_LOST = (
+    "bring the account back, e.g. from a backup, to which `dpstream account recover` adds what was "
+    "charged since; only if nothing was charged on these data yet, make one with `dpstream account "
+    "create` and name its id"
+)
 _ACCOUNT = Subject("account.path", "account", damaged)
 
 
@@ -76,8 +82,7 @@ def absent() -> UsageError:
     return UsageError(
         "account.path",
         "has no account",
-        "bring the account back; only if nothing was charged on these data yet, make one with "
-        "`dpstream account create` and name its id",
+        _LOST,
     )
 
 
@@ -115,7 +120,7 @@ def _check(db: sqlite3.Connection) -> None:
     check_pages(db)
     tables = _tables(db)
     if not tables:
-        raise PolicyError("account.path", "is an empty file", "name the account's file")
+        raise PolicyError("account.path", "is an empty file", _LOST)
     if _FORMER in tables:
         raise other_format()
     if not {"log", "blobs"} <= tables:

@@ -93,9 +93,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
     except (msgspec.MsgspecError, UnicodeError):
         manifest = None
     if manifest is None or digest(text).encode() != sealed:
-        raise RunError(
-            "table.coordinates", "has a damaged manifest", "restore the folder, or make anew"
-        )
+        raise damaged("has a damaged manifest")
     if manifest.form != 1 or manifest.table != table.digest:
         raise PolicyError(
             "table.coordinates",
@@ -104,6 +102,16 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
             "`dpstream session migrate OLD NEW`",
         )
     return manifest
+
+
+def damaged(what: str) -> RunError:
+    """Return the error for a folder whose files differ from what was written."""
+    return RunError(
+        "table.coordinates",
+        what,
+        "restore the folder from a backup; or move it away and make the table again with "
+        "`dpstream session init TABLE`: what was spent stays in the account",
+    )
 
 
 def commit(folder: Path, manifest: Manifest) -> None:

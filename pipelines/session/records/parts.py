@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.space import Budget, Space
+from dpstream.pipelines.session.records import manifest
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
 from dpstream.state.disk_errors import file_error, file_errors, verdict
@@ -227,11 +228,7 @@ def stamp_of(path: str) -> tuple[int, int, int, int]:
 
 def damaged() -> RunError:
     """Return the error for a part that differs from what was written."""
-    return RunError(
-        _FIELD,
-        "has a part that is not as it was written",
-        "restore it, or load it anew",
-    )
+    return manifest.damaged("has a part that is not as it was written")
 
 
 @functools.lru_cache(maxsize=1 << 16)

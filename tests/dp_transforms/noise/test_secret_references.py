@@ -133,6 +133,8 @@ def test_what_is_no_key_is_refused_and_not_repeated(
     for reference in (secret_file(tmp_path, text), "env:DPSTREAM_TEST_KEY"):
         error = refusal(reference)
         assert isinstance(error, UsageError)
+        if text or reference.startswith("file:"):
+            assert error.fix.startswith("restore it")
         for part in (text.strip(), KEY.hex()[:16]):
             assert not part or part not in printed(error) + contents(error)
 

@@ -316,3 +316,90 @@ def test_tables_with_several_faults(tmp_path: Path) -> None:
     assert refused.exit_code == listed.exit_code == 2
     counted = re.search(r"([0-9]+) faults", refused.output)
     assert counted is not None and len(listed.output.splitlines()) == int(counted[1]) + 1
+
+
+def shell_of(text: str) -> list[list[str]]:
+    """The words of each other command between backticks of a message."""
+    lines = [shlex.split(line) for line in re.findall(r"`([^`]*)`", text)]
+    return [words for words in lines if words[0] == "rm"]
+
+
+def truncated(hour: Hour) -> Path:
+    """A charged run, and the head file of its account without the end of its log."""
+    accounts.write(hour.folder / "dpstream.toml", with_account(30.0))
+    assert hour.run() == 0
+    [head] = hour.folder.glob("*.head")
+    content = head.read_bytes()
+    head.write_bytes(content[: 8192 + (len(content) - 8192) // 2])
+    return head
+
+
+def test_a_head_file_that_lost_its_end(hour: Hour) -> None:
+    """Nothing of the old run is moved for a run that is refused; the fix lets all go on."""
+    head = truncated(hour)
+    before = sorted(path.name for path in hour.folder.iterdir())
+    for flags in ([], ["--fresh"]):
+        assert hour.run(*flags) == 3 and "damaged head file" in hour.message
+    assert sorted(path.name for path in hour.folder.iterdir()) == before
+    looked = call("account", "show", "v")
+    assert looked.exit_code == 0 and looked.output.count("Warning: the log of") == 1
+    asked = call("sql", dp("COUNT(*) AS n", "FROM visits", "epsilon = 0.1, delta = 1e-9"))
+    assert asked.exit_code == 0 and asked.output.count("Warning: the log of") == 1, asked.output
+    [[remove, name]] = shell_of(looked.output)
+    assert remove == "rm" and Path(name) == Path(head.name)
+    Path(name).unlink()
+    assert hour.run("--fresh") == 0 and "written again" in hour.message
+    assert hour.run() == 0 and head.exists()
+    assert "Warning: the log of" not in call("account", "show", "v").output
+
+
+@pytest.mark.parametrize("content", ["", "12ab", "00" * 32])
+def test_a_secret_that_is_damaged(hour: Hour, content: str) -> None:
+    """Its backup is what goes on with a run; a new secret is only for a new data set."""
+    path = hour.folder / "noise.secret"
+    path.write_text(content)
+    assert hour.run() == 2 and hour.fix.startswith("restore it from its backup; only if")
+    [[remove, name]] = shell_of(hour.message)
+    [again] = commands_of(hour.message)
+    assert remove == "rm" and Path(name).samefile(path) and again == ["secret", "new", name]
+    assert call(*again).exit_code != 0, "it never overwrites"
+    Path(name).unlink()
+    assert hour.run() == 2 and commands_of(hour.message) == [again]
+    assert call(*again).exit_code == 0 and hour.run() == 0
+
+
+def test_a_store_that_is_damaged(hour: Hour) -> None:
+    """Without a backup, its file is moved away for a new run, which is charged once."""
+    accounts.write(hour.folder / "dpstream.toml", with_account(30.0))
+    assert hour.run() == 0
+    stores.close_all()
+    store = hour.folder / "daily.store.db"
+    store.write_bytes(bytes(5_000))
+    for flags in ([], ["--fresh"]):
+        assert hour.run(*flags) == 3 and "move its file FILE, and each FILE-*" in hour.fix
+    for path in hour.folder.glob(f"{store.name}*"):
+        path.rename(hour.folder / f"old-{path.name}")
+    assert commands_of(hour.message)[-1] == ["run", "JOB", "--fresh"]
+    assert hour.run("--fresh") == 0
+    assert len(accounts.charges(hour.folder / "ledger.db")) == 2
+
+
+@pytest.mark.parametrize("pattern", ["*manifest*", "*.parquet"])
+def test_a_sessions_folder_that_is_damaged(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again after it was moved away, and what was spent stays spent."""
+    monkeypatch.chdir(tmp_path)
+    table = sessions.loaded(tmp_path)
+    ask = ("ask", *table, "--where", "epsilon >= 1", "--epsilon")
+    sessions.json_of(*ask, "0.5")
+    [folder] = [path for path in tmp_path.iterdir() if path.suffix == ".table"]
+    for path in folder.glob(pattern):
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    refusal = sessions.refused(4, *ask, "0.25")
+    assert "move it away" in refusal and commands_of(refusal) == [["session", "init", "TABLE"]]
+    sessions.refused(3, "init", *table)
+    folder.rename(tmp_path / "away")
+    assert sessions.called("init", *table).exit_code == 0
+    sessions.json_of(*ask, "0.25")
+    assert "left" in sessions.refused(3, *ask, "1.5")

@@ -108,11 +108,12 @@ def test_what_an_interrupted_creation_leaves_is_no_account(tmp_path: Path) -> No
 def test_an_absent_or_empty_account_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.db").touch()
     for attempt in (open_path, read_ledger):
-        with pytest.raises(PolicyError, match="is an empty file"):
+        with pytest.raises(PolicyError, match="is an empty file") as emptied:
             attempt(tmp_path / "empty.db")
         with pytest.raises(UsageError, match="has no account") as caught:
             attempt(tmp_path / "none.db")
         assert caught.value.field == "account.path"
+        assert caught.value.fix == emptied.value.fix, "an emptied account is a lost one"
     assert not (tmp_path / "none.db").exists()
     # A process that was stopped before its first commit leaves an empty file.
     make(tmp_path / "empty.db", CREATED)
