@@ -11,7 +11,6 @@ from dpstream.pipelines.cli.parts import (
     ALLOW_LARGE_DELTA,
     AS_JSON,
     AS_OF,
-    COUNT,
     FRESH,
     Chosen,
     Commands,
@@ -132,7 +131,6 @@ def validate(census: Chosen, as_json: bool) -> None:
     epilog=examples(
         "dpstream census plan",
         "dpstream census plan persons --try census.persons.noise=rounded --json",
-        "dpstream census plan persons --scale 331000000",
         "dpstream census plan persons --out tables",
     )
 )
@@ -141,12 +139,6 @@ def validate(census: Chosen, as_json: bool) -> None:
 @click.option("--out", type=_FOLDER, help="The folder that `execute` would make.")
 @click.option("--delta", type=float, help="The delta at which epsilon is stated.  [default: 1e-10]")
 @ALLOW_LARGE_DELTA
-@click.option(
-    "--scale",
-    type=COUNT,
-    metavar="RECORDS",
-    help="Estimate what this number of records would need.",
-)
 @FRESH
 @AS_OF
 @AS_JSON
@@ -155,7 +147,6 @@ def plan(
     tries: tuple[str, ...],
     out: Path | None,
     delta: float | None,
-    scale: int | None,
     fresh: bool,
     as_of: str,
     allow_large_delta: bool,
@@ -176,7 +167,7 @@ def plan(
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     tables = described(census._replace(tries=tries))
     table_plan = planned(tables.parameters, tables.data, tables.choice)
-    report = figures(table_plan, delta, scale)
+    report = figures(table_plan, delta)
     accepted = None
     if (tables.account is not None or out is not None) and not tries:
         from dpstream.pipelines.tabulation.execute import acceptance

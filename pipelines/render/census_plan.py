@@ -26,8 +26,7 @@ def census_text(plan: dict[str, Any]) -> str:
     for table in dict.fromkeys(row["table"] for row in plan["levels"]):
         lines += ["", *_margins([row for row in plan["levels"] if row["table"] == table], name)]
     lines += ["", *each("Note", plan["notes"]), *each("Warning", plan["warnings"])]
-    lines = page(lines).rstrip().splitlines()
-    return page([*lines, *(_scale(plan["scale"]) if "scale" in plan else [])])
+    return page(lines).rstrip() + "\n"
 
 
 def _groups(plan: dict[str, Any]) -> list[str]:
@@ -88,22 +87,3 @@ def _head(table: str, figure: str, detail: int | None) -> str:
 
 def _cells(texts: list[str], widths: list[int]) -> str:
     return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
-
-
-def _scale(scale: dict[str, Any]) -> list[str]:
-    """Return the load of a number of records, after an empty line."""
-    cpu = scale["cpu_seconds"]
-    time = f"{cpu:,.0f} s" if cpu < 7_200 else f"{cpu / 3_600:,.1f} h"
-    return [
-        "",
-        *labelled("Scale", f"{scale['units']:,} records, {scale['groups']:,} groups with noise"),
-        *labelled("Processor", f"{time} of one core; on a runner its cores share it"),
-        *labelled(
-            "Memory",
-            f"{scale['memory_gib']:,} GiB in one process; on a runner {scale['shuffled_gib']:,} "
-            "GiB are shuffled",
-        ),
-        *labelled(
-            "Output", f"{scale['totals_gib']:,} GiB of totals if all are kept; more with detail"
-        ),
-    ]

@@ -430,3 +430,26 @@ def _periods(plan: Plan, figures: dict[str, Any]) -> list[str]:
             for r in listed
         ),
     )
+
+
+def shards_lines(state: dict[str, int]) -> list[str]:
+    """Return how many changed keys a step commits at once; nothing without a Spanner store.
+
+    Args:
+        state: `jobs.shards.shard_figures`.
+    """
+    if not state:
+        return []
+    shards, most = state["shards"], state["keys_of_a_commit"]
+    head = f"Spanner, {shards} key shards: a step of up to {most:,} changed keys is one"
+    if "shards_needed" not in state:
+        return labelled(
+            "State",
+            head,
+            "commit, a larger one is committed in parts, by key. `--changed-keys N` says",
+            "how many shards a trigger with N changed keys needs to avoid that.",
+        )
+    needed = state["shards_needed"]
+    verdict = "enough here" if shards >= needed else f"set shards = {needed}"
+    changed = f"{state['changed_keys']:,} changed keys a trigger need {needed:,} shards: {verdict}."
+    return labelled("State", head, f"commit; {changed}")

@@ -1,4 +1,4 @@
-"""``dpstream plan``: its answers, changes that work as they are written, the stated load."""
+"""``dpstream plan``: its answers, changes that work as they are written."""
 
 import json
 import re
@@ -10,30 +10,13 @@ import pytest
 import tomlkit
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tuning.reference import reference_figures
-from dpstream.pipelines.cli.plan import prices_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.pipelines.cli.called import call, examples_of, refused
 
 
 def test_examples() -> None:
-    assert len(examples_of("plan")) == 6
-
-
-def test_prices_are_names_with_numbers() -> None:
-    assert prices_of(("a=1", "b=0.5")) == {"a": 1.0, "b": 0.5}
-    assert prices_of(None) == {}
-    for text in ("a", "a=", "a=b", "=,"):
-        with pytest.raises(UsageError) as error:
-            prices_of((text,))
-        assert error.value.field == "--price"
-
-
-def test_a_load_must_be_stated(make_job: Callable[..., Job]) -> None:
-    path = make_job().path
-    assert "--keys" in refused("plan", "--project", path, "--scale")
-    assert "--records-per-day" in refused("plan", "--project", path, "--scale", "--keys", "5")
+    assert len(examples_of("plan")) == 5
 
 
 def test_a_plan_reads_no_data(make_job: Callable[..., Job]) -> None:

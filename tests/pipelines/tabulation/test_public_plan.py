@@ -1,6 +1,5 @@
-"""Plans of public files, and what a load needs."""
+"""Plans of public files."""
 
-import itertools
 import json
 
 import pytest
@@ -9,38 +8,8 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.render.census_plan import census_text
 from dpstream.pipelines.tabulation.config import Choice, fields_of
 from dpstream.pipelines.tabulation.inputs import inputs_of, prepared
-from dpstream.pipelines.tabulation.public_plan import (
-    MOST,
-    estimate,
-    faults,
-    figures,
-    plan,
-)
+from dpstream.pipelines.tabulation.public_plan import faults, figures, plan
 from tests.pipelines.tabulation.office import Office
-
-
-def test_more_records_need_more_until_all_cells_are_full(made: Office) -> None:
-    prepared = plan(*made, Choice("p")).prepared
-    estimates = [estimate(prepared, 10**power) for power in (2, 4, 6, 10)]
-    for less, more in itertools.pairwise(estimates):
-        assert less["cpu_seconds"] <= more["cpu_seconds"] and less["pairs"] <= more["pairs"]
-    assert estimates[-1]["pairs"] == estimates[-1]["most_cells"] == 593 * 46
-    assert estimates[-1]["cpu_seconds"] > 1_000
-    public = figures(plan(*made, Choice("p")))
-    texts = [census_text(public | {"scale": estimate}) for estimate in estimates]
-    assert "h of one core" in texts[-1] and "s of one core" in texts[0]
-
-
-def test_households_have_two_tables(made: Office) -> None:
-    persons, homes = (plan(*made, Choice(p)).prepared for p in ("p", "h"))  # type: ignore[arg-type]
-    assert estimate(homes, 10**6)["groups"] == 2 * estimate(persons, 10**6)["groups"]
-    assert estimate(homes, 10**6)["cpu_seconds"] > estimate(persons, 10**6)["cpu_seconds"]
-
-
-@pytest.mark.parametrize("units", [0, -1, MOST + 1])
-def test_loads_that_are_none(made: Office, units: int) -> None:
-    with pytest.raises(UsageError, match="--scale"):
-        estimate(plan(*made, Choice("p")).prepared, units)
 
 
 def test_the_plan_is_that_of_the_execution(made: Office) -> None:
@@ -88,12 +57,6 @@ def test_what_makes_no_sense(made: Office, spoilt: Office) -> None:
     spoilt.configure(reader="cef")
     with pytest.raises(UsageError, match=r"config.json reader"):
         plan(*spoilt, Choice("p"))
-
-
-def test_the_scale_of_a_load(made: Office) -> None:
-    plan_figures = figures(plan(*made, Choice("p")), 1e-9, 331_000_000)
-    assert plan_figures["scale"]["units"] == 331_000_000
-    assert "Scale       331,000,000 records" in census_text(plan_figures)
 
 
 def test_what_is_wrong_with_a_plan_is_a_fault_of_its_files(spoilt: Office) -> None:

@@ -1,1 +1,0 @@
-"""`dpstream plan --scale`: what a load needs."""

@@ -1,1 +1,0 @@
-"""Tests of the estimate of a job's size."""
