@@ -1,19 +1,27 @@
 """Sizes of the source and of the tests: ``python -m tests.bench.shape [FOLDER]``, ``make shape``.
 
 A statement is a node of the syntax tree that is one, without imports and docstrings.  Words of the
-documentation are those outside of code and comments, without mechanism.md.  FOLDER is a checkout,
-by default this one, so that two commits can be compared.  What fails on structure are the tests in
-tests/test_structure.py, which ``make shape`` runs before.
+documentation are those outside of code and comments, without mechanism.md.  Records are classes of
+fields; small functions have at most two statements, and their names stand once in the source
+outside of their definition.  FOLDER is a checkout, by default this one, so that two commits can be
+compared.
+
+No size may exceed its ceiling (`tests/bench/ceiling.json`, held by tests/bench/test_shape.py).  A
+commit that needs more raises the ceiling and says in its body why; one that needs less lowers it.
 """
 
 import argparse
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+import click
+
+CEILING = Path(__file__).with_name("ceiling.json")
 #: Folders of the source; the rest of a checkout's Python is tests.
 SOURCE = ("accounting", "state", "dp_transforms", "pipelines", "deploy", "dpstream/__init__.py")
 
@@ -69,16 +77,82 @@ def unformatted(root: Path, names: tuple[str, ...]) -> int:
     return sum(len(re.findall(r"#\s*fmt:\s*skip", text)) for text in texts)
 
 
+def records(trees: list[ast.Module]) -> int:
+    """Classes that are made of fields."""
+    bases = {"NamedTuple", "Struct", "Section", "TypedDict"}
+    return sum(
+        isinstance(node, ast.ClassDef)
+        and (
+            any(_name(base) in bases for base in node.bases)
+            or any(_name(one) == "dataclass" for one in node.decorator_list)
+        )
+        for tree in trees
+        for node in ast.walk(tree)
+    )
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a name, also of a call."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def small_functions(trees: list[ast.Module]) -> int:
+    """Functions of at most two statements that are referenced once."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in nodes
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    bodies = {
+        function.name: len(function.body) - (ast.get_docstring(function) is not None)
+        for function in functions
+        if not function.decorator_list
+    }
+    return sum(used[name] == 1 and length <= 2 for name, length in bodies.items())
+
+
+def commands() -> dict[str, int]:
+    """Commands of this checkout's program that do something, and their options."""
+    from dpstream.pipelines.cli.main import cli
+
+    waiting, leaves = [cast("click.Command", cli)], list[click.Command]()
+    while waiting:
+        command = waiting.pop()
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            names = command.list_commands(context)
+            waiting += [one for n in names if (one := command.get_command(context, n)) is not None]
+        else:
+            leaves.append(command)
+    options = sum(isinstance(one, click.Option) for leaf in leaves for one in leaf.params)
+    return {"commands": len(leaves), "options": options}
+
+
+def shape_of(root: Path) -> dict[str, int]:
+    """Return all sizes of a checkout by name."""
+    source, tests = size(root, SOURCE), size(root, ("tests",))
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in modules(root, SOURCE)]
+    return {
+        "statements of source": source.statements,
+        "modules of source": source.modules,
+        "statements of tests": tests.statements,
+        "modules of tests": tests.modules,
+        "records": records(trees),
+        "small functions": small_functions(trees),
+        "fmt: skip in source": unformatted(root, SOURCE),
+        "words of docs": words(root),
+    }
+
+
 def main() -> None:
-    """Print both sizes as one line of JSON."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("folder", nargs="?", type=Path, default=Path())
-    root = options.parse_args().folder
-    sizes = {"source": size(root, SOURCE), "tests": size(root, ("tests",))}
-    shape: dict[str, object] = {name: of._asdict() for name, of in sizes.items()}
-    shape["fmt: skip in source"] = unformatted(root, SOURCE)
-    shape["words of docs"] = words(root)
-    print(json.dumps(shape))
+    """Print the sizes as one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path)
+    folder = parser.parse_args().folder
+    print(json.dumps(shape_of(folder or Path()) | ({} if folder else commands())))
 
 
 if __name__ == "__main__":
