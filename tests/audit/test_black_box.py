@@ -14,9 +14,9 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.dp_transforms import bounding, skipping, step
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.pipelines.audit.audit import Ask, AuditResult, audit, text, visible_epsilon
-from dpstream.pipelines.audit.run import Fixed
 from dpstream.pipelines.jobs.job import Job, load_job
+from tests.audit.blackbox.audit import Ask, AuditResult, audit, text, visible_epsilon
+from tests.audit.blackbox.run import Fixed
 from tests.audit.sabotage import Patch, with_tau
 from tests.audit.sabotaged import SABOTAGED
 from tests.bench.paper.paper import published_budget
@@ -333,7 +333,7 @@ def test_published_mechanism_breaks_its_own_threshold(tmp_path: Path) -> None:
     )  # fmt: skip
     with (
         mock.patch.object(step, "calibrated", budgeted(published_budget)),
-        mock.patch("dpstream.pipelines.audit.audit.allocate", published_budget),
+        mock.patch("tests.audit.blackbox.audit.allocate", published_budget),
     ):
         result = run(job, CI)
     assert result.alone is not None and result.alone.at_least > result.claim.tail

@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting import guarantee
-from dpstream.pipelines.audit import run as audit_run
-from dpstream.pipelines.audit import values as audit_values
 from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import secret
@@ -35,7 +33,6 @@ TRUTH = (*REPORT, "--truth", "{job}/in/*.csv")
 INFO = ("state", "info", *JOB)
 EXPORT = ("state", "releases", *JOB, "--out", "{out}/again")
 CHOOSE = ("choose", *JOB, "--first", "12h", "--epsilon", "1", "--as", "chosen")
-AUDIT = ("audit", *JOB, "--trials", "200")
 
 #: A command, and the function that fails in it.
 PLACES: list[tuple[tuple[str, ...], Any, str]] = [
@@ -57,10 +54,6 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (CHOOSE, choose, "fingerprint_parts"),
     (CHOOSE, choose, "read_off"),
     (CHOOSE, AnswerLog, "answered"),
-    (AUDIT, audit_run, "run_in_memory"),
-    (AUDIT, audit_run, "begin_run"),
-    (AUDIT, audit_values, "read_trials"),
-    ((*AUDIT, "--beam"), audit_run, "run_job"),
     (("run", *JOB), files_source, "fingerprint_parts"),
     (("run", *JOB), beginning, "begin_run"),
     (("run", *JOB), Ledger, "charge_within"),
@@ -110,7 +103,7 @@ def test_failed_commands_show_nothing(tmp_path: Path, number: int) -> None:
 
 def test_commands_that_succeed_show_no_more_than_releases(tmp_path: Path) -> None:
     run_job(make_job(tmp_path / "job"))
-    for arguments in (("plan", *JOB), INFO, EXPORT, AUDIT):
+    for arguments in (("plan", *JOB), INFO, EXPORT):
         with Logs() as logs:
             result = command(tmp_path, arguments, "--json")
         assert result.exit_code == 0, result.output

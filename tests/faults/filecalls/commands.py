@@ -532,7 +532,6 @@ READ_ONLY: Mapping[str, Command] = {
     "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
     "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
-    "audit": Command(stream, ("audit", "--trials", "200"), nothing),
 }  # fmt: skip
 ALL: Mapping[str, Command] = {**COMMANDS, **READ_ONLY}
 #: Commands without a question of anybody's data, which write what is made anew each time.

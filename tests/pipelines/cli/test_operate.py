@@ -81,14 +81,3 @@ def test_examples_of_replay() -> None:
 )  # fmt: skip
 def test_what_is_refused(args: list[str], field: str, make_job: Callable[..., Job]) -> None:
     assert field in refused("replay", "--project", make_job().path, *args)
-
-
-def test_examples_of_audit() -> None:
-    assert "dpstream audit daily" in examples_of("audit")
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--trials", "10"), ("--confidence", "1"), ("--seed", "-1")]
-)
-def test_figures_that_prove_nothing(flag: str, value: str, make_job: Callable[..., Job]) -> None:
-    assert flag in refused("audit", "--project", make_job().path, flag, value)

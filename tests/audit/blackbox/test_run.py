@@ -13,7 +13,8 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.audit.run import (
+from dpstream.pipelines.jobs.job import Job
+from tests.audit.blackbox.run import (
     Fixed,
     Runner,
     audited_plan,
@@ -24,7 +25,6 @@ from dpstream.pipelines.audit.run import (
     sides,
     table_of,
 )
-from dpstream.pipelines.jobs.job import Job
 
 
 @pytest.fixture

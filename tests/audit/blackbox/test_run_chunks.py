@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.audit import run as module
-from dpstream.pipelines.audit.run import Fixed, Runner, TrialInput, TrialRows, table_of
-from dpstream.pipelines.audit.values import inputs_of
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
+from tests.audit.blackbox import run as module
+from tests.audit.blackbox.run import Fixed, Runner, TrialInput, TrialRows, table_of
+from tests.audit.blackbox.values import inputs_of
 
 UNITS, KEYS = 300, 4
 

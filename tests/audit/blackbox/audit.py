@@ -11,7 +11,7 @@ Families of trials, all through the real flow with a key and run ids of their ow
 Each may be wrong with its share of 1 - confidence; the verdict is wrong at most with all of it.
 A bound below the claim proves nothing but that this audit found nothing.
 
-The result is shown as a page of text and as a picture of the trade-off curve that was measured.
+The result is shown as a page of text.
 """
 
 import tempfile
@@ -21,36 +21,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
-import numpy as np
-from matplotlib.figure import Figure
-from scipy.stats import norm
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.evidence.bounds import (
     Claim,
     ProvenBound,
     Scores,
     bound,
     claim_of,
-    claimed_curve,
     rate_below,
-    trade_off,
 )
 from dpstream.accounting.evidence.design import TrialDesign, designs
 from dpstream.accounting.figures import down, up
 from dpstream.accounting.gaussian import epsilon_of
-from dpstream.pipelines.audit.run import Fixed, Runner, numbered_field, sides
-from dpstream.pipelines.audit.values import (
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.layout import labelled, page
+from tests.audit.blackbox.run import Fixed, Runner, numbered_field, sides
+from tests.audit.blackbox.values import (
     alone_released,
     crossing,
     selection_scores,
     value_scores,
     visible_mu,
 )
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.render.layout import labelled, page
-from dpstream.state.disk_errors import file_error
 
 _LEAST, _MOST = 200, 10_000_000
 #: Share of the doubt that the first family gets.
@@ -77,12 +71,7 @@ class Ask(NamedTuple):
 
     def check(self) -> "Ask":
         """Refuse figures that prove nothing; returns itself."""
-        if not _LEAST <= self.trials <= _MOST:
-            raise UsageError("--trials", f"must lie between {_LEAST} and {_MOST}", "write 10000")
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError("--confidence", "must lie between 0.5 and 1", "write 0.99")
-        if self.seed < 0:
-            raise UsageError("--seed", "must not be negative", "write 0")
+        assert self.trials >= _LEAST and 0.5 <= self.confidence < 1
         return self
 
 
@@ -249,54 +238,6 @@ def _design_text(design: TrialDesign) -> str:
     return f"{len(design.pattern)} records on {where}{more}{with_others}, at {at}"
 
 
-def as_dict(result: AuditResult) -> dict[str, object]:
-    """Return the audit for machines."""
-    claim = result.claim
-    return {
-        "plan_hash": result.plan_hash,
-        "verdict": "refuted" if result.refuted else "consistent",
-        "confidence": result.ask.confidence,
-        "trials": result.ask.trials,
-        "seed": result.ask.seed,
-        "beam": result.ask.beam,
-        "insecure": result.ask.fixed is not None,
-        "claim": {
-            "epsilon": claim.epsilon,
-            "delta": claim.delta,
-            "mu": claim.mu,
-            "threshold_delta": claim.slack,
-        },
-        "visible": {"mu": result.visible, "epsilon": visible_epsilon(result, result.visible)},
-        "lower_bound": {
-            "mu": result.best.bound.mu,
-            "epsilon": result.best.bound.epsilon,
-            "epsilon_plain": max(f.bound.epsilon_plain for f in result.families),
-        },
-        "families": [_family(result, f) for f in result.families],
-        "alone": None if result.alone is None else result.alone._asdict() | {"b": claim.tail},
-        "seconds": round(result.seconds, 1),
-    }
-
-
-def _family(result: AuditResult, family: Family) -> dict[str, object]:
-    proven = family.bound
-    return {
-        "name": family.name,
-        "text": family.description,
-        "rows": family.rows,
-        "visible_mu": family.visible,
-        "visible_epsilon": visible_epsilon(result, family.visible),
-        "mu": proven.mu,
-        "epsilon": proven.epsilon,
-        "epsilon_plain": proven.epsilon_plain,
-        "false_positives": proven.false_positives,
-        "false_negatives": proven.false_negatives,
-        "trials": int(np.sum(proven.trials)),
-        "statistic": proven.statistic,
-        "refutes": proven.refutes(result.claim),
-    }
-
-
 def visible_epsilon(result: AuditResult, mu: float) -> float:
     """Return epsilon of a visible mu at the claim's delta."""
     return epsilon_of(mu, result.claim.delta_gaussian)
@@ -351,56 +292,3 @@ def text(result: AuditResult) -> str:
             "publish nothing of it"
         )
     return page([*lines, *labelled("Verdict", verdict)])
-
-
-def picture(result: AuditResult) -> Figure:
-    """Return a figure of the empirical trade-off of the best family against the claim."""
-    family, claim = result.best, result.claim
-    figure = Figure(figsize=(6.4, 6.0), layout="constrained")
-    axes = figure.subplots()
-    grid = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
-    least = claimed_curve(claim, grid)
-    axes.fill_between(grid, 0, least, color=_CLAIM, alpha=0.12, linewidth=0)
-    claimed = f"claim: nothing may lie below (mu {up(claim.mu, 3)})"
-    axes.plot(grid, least, color=_CLAIM, lw=1.6, label=claimed)
-    seen = norm.cdf(norm.isf(grid) - family.visible)
-    axes.plot(
-        grid,
-        seen,
-        color=_SEEN,
-        lw=1.2,
-        ls="--",
-        label=f"visible to this test (mu {down(family.visible, 3)})",
-    )
-    axes.plot(*trade_off(family.scores), color=_MEASURED, lw=1.6, label="measured")
-    proven = norm.cdf(norm.isf(grid) - family.bound.mu)
-    label = f"proven (mu {down(family.bound.mu, 3)})"
-    axes.plot(grid, proven, color=_PROVEN, lw=1.2, ls=":", label=label)
-    at = (family.bound.false_positives, family.bound.false_negatives)
-    axes.plot(*at, "o", color=_PROVEN, ms=6, label="bounds of the cutoff that was counted")
-    axes.set(
-        xlim=(0, 1), ylim=(0, 1), xlabel="false positives", ylabel="false negatives", aspect="equal"
-    )
-    axes.set_title(
-        f"{'REFUTED' if result.refuted else 'consistent'}: epsilon >= "
-        f"{down(family.bound.epsilon, 3)} proven, {up(claim.epsilon, 3)} claimed ({family.name})",
-        fontsize=10,
-        loc="left",
-    )
-    axes.legend(fontsize=8, frameon=False, loc="upper right")
-    axes.grid(alpha=0.25, lw=0.5)
-    return figure
-
-
-def draw(result: AuditResult, out: Path) -> None:
-    """Write the picture.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    try:
-        picture(result).savefig(out, dpi=150)
-    except ValueError:
-        raise RunError("--picture", "cannot be written", "check its ending") from None
-    except OSError as error:
-        raise file_error("--picture", "cannot be written", error) from None

@@ -1,9 +1,5 @@
-"""``dpstream audit``: what it says, what it leaves alone, and the shapes of jobs it can audit.
+"""Audits of jobs: what they say, what they leave alone, and the shapes of jobs they can audit."""
 
-An audit in words and as a picture: what refutes is named.
-"""
-
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -14,26 +10,25 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.evidence.bounds import Claim, Parts, ProvenBound, Scores
 from dpstream.accounting.evidence.design import designs
 from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import secret_source as references
-from dpstream.pipelines.audit.audit import (
+from dpstream.pipelines.jobs.job import Job, load_job
+from tests import accounts
+from tests.audit.blackbox.audit import (
     Alone,
     Ask,
     AuditResult,
     Family,
     audit,
-    draw,
-    picture,
     text,
 )
-from dpstream.pipelines.audit.run import (
+from tests.audit.blackbox.run import (
     Fixed,
     Released,
     audited_plan,
@@ -42,10 +37,7 @@ from dpstream.pipelines.audit.run import (
     table_of,
     totals,
 )
-from dpstream.pipelines.audit.values import crossing, first_tests, read_trials, visible_mu
-from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.jobs.job import Job, load_job
-from tests import accounts
+from tests.audit.blackbox.values import crossing, first_tests, read_trials, visible_mu
 from tests.statistical.trials import smaller_noise
 
 MakeJob = Callable[..., Job]
@@ -58,10 +50,6 @@ def keep_logging() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def call(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli, [str(a) for a in args])
-
-
 def changed(job: Job, *edits: tuple[str, str]) -> Job:
     text = job.path.read_text()
     for old, new in edits:
@@ -71,43 +59,16 @@ def changed(job: Job, *edits: tuple[str, str]) -> Job:
     return load_job(job.path)
 
 
-def test_text_and_exit_code(make_job: MakeJob, tmp_path: Path) -> None:
-    job = make_job()
-    result = call(
-        "audit", "--project", job.path, "--trials", "600", "--picture", tmp_path / "audit.png"
-    )
-    assert result.exit_code == 0, result.output
+def test_smaller_noise_is_refuted(make_job: MakeJob) -> None:
+    job, ask = make_job(), Ask(trials=600, seed=3)
+    result = audit(job, ask)
     for word in ("Claim", "Visible", "Proven", "values", "selection", "alone", "consistent"):
-        assert word in result.stdout
-    assert (tmp_path / "audit.png").read_bytes()[:4] == b"\x89PNG"
+        assert word in text(result)
+    assert not result.refuted and {family.name for family in result.families} == {
+        "values", "another run", "selection",
+    }  # fmt: skip
     with smaller_noise(4.0):
-        result = call("audit", "--project", job.path, "--trials", "600")
-    assert result.exit_code == 5 and "REFUTED by values" in result.stdout
-
-
-def test_json(make_job: MakeJob) -> None:
-    result = call("audit", "--project", make_job().path, "--trials", "600", "--json", "--seed", "3")
-    report = json.loads(result.stdout)
-    assert report["verdict"] == "consistent" and report["claim"]["epsilon"] == 6.0
-    assert 0 < report["lower_bound"]["epsilon"] <= report["visible"]["epsilon"] * 1.3
-    assert report["lower_bound"]["epsilon"] <= report["claim"]["epsilon"]
-    assert report["alone"]["released"] == 0 and not report["insecure"]
-    assert {f["name"] for f in report["families"]} == {"values", "another run", "selection"}
-    assert report["visible"]["mu"] <= report["claim"]["mu"]
-
-
-@pytest.mark.parametrize(
-    "flags", [("--trials", "10"), ("--confidence", "1"), ("--confidence", "0.2"), ("--seed", "-1")]
-)
-def test_refused_figures(make_job: MakeJob, flags: tuple[str, str]) -> None:
-    result = call("audit", "--project", make_job().path, *flags)
-    assert result.exit_code == 2 and flags[0] in result.stderr
-
-
-def test_picture_that_cannot_be_written(make_job: MakeJob, tmp_path: Path) -> None:
-    path = tmp_path / "none" / "audit.png"
-    result = call("audit", "--project", make_job().path, "--trials", "300", "--picture", path)
-    assert result.exit_code == 4 and "--picture" in result.stderr
+        assert "REFUTED by values" in text(audit(job, ask))
 
 
 def test_nothing_of_the_job_is_touched(
@@ -371,13 +332,3 @@ def test_a_consistent_audit() -> None:
 def test_what_refutes_is_named(mu: float, at_least: float, who: str) -> None:
     audit = result(mu, at_least)
     assert audit.refuted and f"REFUTED by {who}:" in text(audit)
-    assert picture(audit).axes[0].get_title(loc="left").startswith("REFUTED")
-
-
-def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    draw(result(0.25), tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    for path in (tmp_path / "none" / "x.png", tmp_path / "x.exe"):
-        with pytest.raises(RunError) as error:
-            draw(result(0.25), path)
-        assert error.value.field == "--picture"

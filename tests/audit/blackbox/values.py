@@ -22,7 +22,7 @@ from dpstream.accounting.evidence.bounds import Parts, Scores, fitted_weights
 from dpstream.accounting.evidence.design import TrialDesign, others_needed, prefix_covariance
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
-from dpstream.pipelines.audit.run import (
+from tests.audit.blackbox.run import (
     Released,
     Runner,
     TrialInput,

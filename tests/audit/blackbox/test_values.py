@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.audit.run import Released
-from dpstream.pipelines.audit.values import (
+from dpstream.pipelines.jobs.job import Job
+from tests.audit.blackbox.run import Released
+from tests.audit.blackbox.values import (
     Crossing,
     chunks,
     feeds_of,
@@ -21,7 +22,6 @@ from dpstream.pipelines.audit.values import (
     statistics,
     visible_mu,
 )
-from dpstream.pipelines.jobs.job import Job
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""`dpstream audit`: the mechanism as a black box."""
