@@ -34,7 +34,7 @@ docs: $(READY)
 
 # Statements and modules of source and tests.
 shape: $(READY)
-	$(BIN)/python -m pytest -q tests/test_structure.py tests/bench/test_shape.py
+	$(BIN)/python -m pytest -q -m "not slow" tests/test_structure.py tests/bench/test_shape.py
 	$(BIN)/python -m tests.bench.shape
 
 # Faults that an earlier commit had, shown by its own commands: make faults REF=fec02190.  The
