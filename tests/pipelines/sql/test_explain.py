@@ -170,7 +170,7 @@ def test_an_answered_statement_is_free_whatever_the_limit_is_now(tmp_path: Path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     acceptance = explain(lowered, text).acceptance
     assert acceptance.answered and acceptance.exit_code == 0 and acceptance.cost is None
-    assert accepted_lines(acceptance.as_dict(), "Can ask")[0].endswith("nothing more is charged")
+    assert "no further charge" in accepted_lines(acceptance.as_dict(), "Can ask")[0]
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert not ask(lowered, text).charged
     assert explain(lowered, text, Asking(fresh=True)).acceptance.exit_code == 3
