@@ -23,7 +23,7 @@ from dpstream.pipelines.cli.parts import (
     section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
-from dpstream.pipelines.render.layout import count, page
+from dpstream.pipelines.render.layout import page
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -301,40 +301,6 @@ def execute(
             echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
 
     run(order, show)
-
-
-@census.command(
-    epilog=examples(
-        "dpstream census report --out report --run tables",
-        "dpstream census report persons --out report --run first --run second --json",
-    )
-)
-@CENSUS
-@click.option("--out", type=_FOLDER, required=True, help="The folder to make.")
-@click.option(
-    "--run",
-    "runs",
-    type=_FOLDER,
-    multiple=True,
-    required=True,
-    help="Output folder of an execution of these files; several for the report on many runs.",
-)
-@AS_JSON
-def report(census: Chosen, out: Path, runs: tuple[Path, ...], as_json: bool) -> None:
-    """Compare published tables with the truth: NOT private, for public or synthetic data.
-
-    Writes error_report.csv, multi_run_error_report.csv and report.html to the folder, which only
-    its owner can read.
-    """
-    from dpstream.pipelines.tabulation.error_report import report as write
-
-    tables = described(census)
-    figures = write(tables.parameters, tables.data, tables.choice, runs, out)
-    if as_json:
-        print_json(figures)
-        return
-    click.echo(figures["stamp"], err=True)
-    click.echo(f"Reports on {count(len(runs), 'run')}: open {out / 'report.html'}")
 
 
 @census.command(

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.evidence.bounds import Claim, ProvenBound, bound
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import Question, question_of
 from dpstream.pipelines.tables.catalog import Catalog
 from tests import accounts
 from tests.audit.blackbox.values import statistics
+from tests.audit.evidence.bounds import Claim, ProvenBound, bound
 from tests.fixed import fixed_run_ids
 from tests.pipelines.sql.asking import KEY
 

@@ -8,14 +8,6 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.evidence.bounds import (
-    Claim,
-    ProvenBound,
-    Scores,
-    bound,
-    rate_above,
-    rate_below,
-)
 from dpstream.accounting.query.thresholds import Selection
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -24,6 +16,14 @@ from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.stage import LocalShards, Stage
 from dpstream.pipelines.tables.engine import Engine
+from tests.audit.evidence.bounds import (
+    Claim,
+    ProvenBound,
+    Scores,
+    bound,
+    rate_above,
+    rate_below,
+)
 from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped
 from tests.audit.sql_trials import TAIL, Trial, claim_of, proven, published, question, write
 from tests.fixed import fixed_run_ids

@@ -24,15 +24,6 @@ import matplotlib as mpl
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.evidence.bounds import (
-    Claim,
-    ProvenBound,
-    Scores,
-    bound,
-    claim_of,
-    rate_below,
-)
-from dpstream.accounting.evidence.design import TrialDesign, designs
 from dpstream.accounting.figures import down, up
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.pipelines.jobs.job import Job
@@ -45,6 +36,15 @@ from tests.audit.blackbox.values import (
     value_scores,
     visible_mu,
 )
+from tests.audit.evidence.bounds import (
+    Claim,
+    ProvenBound,
+    Scores,
+    bound,
+    claim_of,
+    rate_below,
+)
+from tests.audit.evidence.design import TrialDesign, designs
 
 _LEAST, _MOST = 200, 10_000_000
 #: Share of the doubt that the first family gets.

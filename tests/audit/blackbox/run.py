@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from dpstream.accounting.aggregates import COUNT, KINDS
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
-from dpstream.accounting.evidence.design import TrialDesign
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.dp_transforms.flow import run_in_memory
@@ -39,6 +38,7 @@ from dpstream.pipelines.project.job_parts import KeysConfig, SinkConfig, SourceC
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import PROJECT_FILE
+from tests.audit.evidence.design import TrialDesign
 
 
 class TrialRows(NamedTuple):

@@ -13,8 +13,6 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.evidence.bounds import Claim, Parts, ProvenBound, Scores
-from dpstream.accounting.evidence.design import designs
 from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise import secret_source as references
@@ -38,6 +36,8 @@ from tests.audit.blackbox.run import (
     totals,
 )
 from tests.audit.blackbox.values import crossing, first_tests, read_trials, visible_mu
+from tests.audit.evidence.bounds import Claim, Parts, ProvenBound, Scores
+from tests.audit.evidence.design import designs
 from tests.statistical.trials import smaller_noise
 
 MakeJob = Callable[..., Job]

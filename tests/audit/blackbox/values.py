@@ -18,8 +18,6 @@ from scipy.stats import norm
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, plain_count
 from dpstream.accounting.errors import required
-from dpstream.accounting.evidence.bounds import Parts, Scores, fitted_weights
-from dpstream.accounting.evidence.design import TrialDesign, others_needed, prefix_covariance
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
 from tests.audit.blackbox.run import (
@@ -31,6 +29,8 @@ from tests.audit.blackbox.run import (
     table_of,
     totals,
 )
+from tests.audit.evidence.bounds import Parts, Scores, fitted_weights
+from tests.audit.evidence.design import TrialDesign, others_needed, prefix_covariance
 
 #: Rows, and released numbers, of one run of the flow; more trials take further runs.
 _ROWS = 1_500_000

@@ -490,9 +490,6 @@ COMMANDS: Mapping[str, Command] = {
         renamed=("again", "third"), anew=True),
     "census execute, households": Command(
         homes, (*EXECUTE, "out"), released("out"), (GENERATE, (*FREELY, "persons"), totals)),
-    "census report": Command(
-        census, ("census", "report", "free", "--out", "page", "--run", "out"),
-        names("page"), (GENERATE, (*FREELY, "out")), charged=None),
     "state init": Command(stream, ("state", "init"), nothing, then=INFO),
     "state backup": Command(stream, ("state", "backup", "--out", "b"),
                             names("b"), (RUN,), renamed=("b", "b2")),

@@ -177,23 +177,6 @@ def test_exact_counts_are_announced(made: Office, tmp_path: Path) -> None:
     assert again.exit_code == 0 and execution["warnings"][0] in again.stderr
 
 
-def test_report(made: Office, tmp_path: Path) -> None:
-    out, given = tmp_path / "out", of(tmp_path, made)
-    assert _run("execute", *given, "--out", out).exit_code == 0
-    done = _run("report", *given, "--out", tmp_path / "report", "--run", out)
-    assert done.exit_code == 0, done.output
-    assert "NOT private" in done.stderr and "report.html" in done.stdout
-    names = {path.name for path in (tmp_path / "report").iterdir()}
-    assert names >= {"error_report.csv", "multi_run_error_report.csv", "report.html"}
-    figures = printed(
-        _run("report", *given, "--out", tmp_path / "r", "--run", out, "--json").stdout
-    )
-    assert figures["stamp"].startswith("PUBLIC DATA ONLY")
-    rounded = of(tmp_path, made, noise="rounded")
-    other = _run("report", *rounded, "--out", tmp_path / "x", "--run", out)
-    assert other.exit_code == 2 and not (tmp_path / "x").exists()
-
-
 def test_without_an_account_and_with_bad_records(made: Office, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(made.data, data)
@@ -236,7 +219,7 @@ def test_what_is_wrong_is_named(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["", "validate", "plan", "execute", "report", "generate"])
+@pytest.mark.parametrize("command", ["", "validate", "plan", "execute", "generate"])
 def test_help(command: str) -> None:
     done = _run(*command.split(), "--help")
     assert done.exit_code == 0 and ("Examples" in done.stdout) == bool(command)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.error_report import report
+from tests.pipelines.tabulation.errors.report import report
 from tests.pipelines.tabulation.executing import executed
 from tests.pipelines.tabulation.office import Office, office
 

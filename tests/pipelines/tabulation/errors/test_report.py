@@ -1,8 +1,7 @@
-"""Reports on outputs: production's two files, by its own example and by plain counts; the page."""
+"""Reports on outputs: production's two files, by its own example and by plain counts."""
 
 import csv
 import json
-import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,19 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.error_report import (
+from dpstream.pipelines.tabulation.inputs import inputs_of, lists_digest, prepared_of
+from tests.pipelines.tabulation.errors.figures import Errors, interval
+from tests.pipelines.tabulation.errors.report import (
     STAMP,
     WORKLOADS,
-    context,
     exact_tally,
-    render,
     report,
     write_runs,
 )
-from dpstream.pipelines.tabulation.figure_errors import Errors, interval
-from dpstream.pipelines.tabulation.inputs import inputs_of, lists_digest, prepared_of
-from tests.browser import DESKTOP, PHONE, browser
 from tests.pipelines.tabulation.executing import executed
 from tests.pipelines.tabulation.office import Office
-from tests.reports import Page
 
 
 def cell(only: bool, power: int, detail: int, groups: int, errors: list[int]) -> dict[str, Any]:
@@ -145,66 +139,6 @@ def test_groups_by_hand(
         assert (sum(counts.values()), total, squares) == (int(row[5]), int(row[7]), int(row[8]))
 
 
-Reported = tuple[dict[str, Any], Path]
-
-
-def test_page(reported: Reported) -> None:
-    figures, out = reported
-    text = (out / "report.html").read_text()
-    page = Page(text)
-    assert page.open == [] and text == render(figures)
-    assert not page.every("script") and not page.every("link") and "http" not in page.text
-    assert "This page is not private." in page.text and figures["stamp"] in page.text
-    assert "INSECURE" in page.text
-    assert len(page.every("section")) == 4 and len(page.every("svg")) == 2
-    assert figures["plan"]["guarantee"]["text"] in page.text
-    for row in figures["plan"]["accountings"]:
-        assert f'<td class="n">{up(row["epsilon"])}</td>' in text  # as in the plan
-    rows = (
-        len(figures["margins"])
-        + len(figures["totals"])
-        + len(context(figures)["details"][0]["rows"])
-    )
-    assert len(page.every("tr")) == rows + 4 + len(figures["plan"]["accountings"])
-    shares = context(figures)["details"][0]["rows"]
-    assert all(abs(sum(row["shares"]) - 1) < 1e-9 for row in shares)
-
-
-def test_texts_are_escaped(reported: Reported) -> None:
-    runs = [{"run_id": "<script>alert(1)</script>", "insecure": False}]
-    page = Page(render(reported[0] | {"runs": runs}))
-    assert not page.every("script") and "INSECURE" not in page.text
-
-
-def test_every_kind_of_figure_is_in_the_chart(reported: Reported) -> None:
-    """Kinds of few figures too: their interval says how little they show."""
-    held = context(reported[0])["held"]
-    assert [name for _, name in held["legend"]] == [
-        "t1 total", "t1 total only", "t2 sex by age", "t2 sex",
-    ]  # fmt: skip
-    dots = {(row["level"], row["table"], row["figure"]) for row in reported[0]["margins"]}
-    # One line of an interval for each, beside the target's.
-    assert held["picture"]["svg"].count("<path") > len(dots)
-
-
-def test_page_without_a_figure(reported: Reported) -> None:
-    nothing = reported[0] | {"margins": [], "cells": [], "totals": []}
-    page = Page(render(nothing))
-    assert page.open == [] and page.every("svg") == []
-
-
-def test_tables_fit_the_desk_and_the_page_fits_the_phone(
-    reported: Reported, tmp_path: Path
-) -> None:
-    address = (reported[1] / "report.html").as_uri()
-    beyond = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
-    with browser(tmp_path) as chromium:
-        for screen in (DESKTOP, PHONE):
-            tab = chromium.open(address, screen)
-            assert tab.width <= screen[0] and tab.complaints() == []
-            assert screen == PHONE or tab.run(f"{beyond}.length") == 0
-
-
 PERSONS = Choice("p")
 
 
@@ -254,10 +188,9 @@ def test_what_is_written(
     assert report(lively.parameters, lively.data, PERSONS, runs, out) == figures
     written = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     assert sorted(written) == [
-        "NOT-PRIVATE.txt", "multi_run_error_report.csv", "report.html", "run-1/error_report.csv",
+        "NOT-PRIVATE.txt", "multi_run_error_report.csv", "run-1/error_report.csv",
         "run-2/error_report.csv",
     ]  # fmt: skip
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in written.values())
     assert STAMP in written["NOT-PRIVATE.txt"].read_text()
     one, two = (written[f"run-{n}/error_report.csv"].read_text() for n in (1, 2))
     assert one != two
@@ -273,15 +206,6 @@ def test_what_is_refused(lively: Office, runs: tuple[Path, Path], tmp_path: Path
         tried(PERSONS, [tmp_path / "nowhere"], tmp_path / "out")
     with pytest.raises(UsageError, match="--run"):
         tried(PERSONS, [], tmp_path / "out")
-    for inside in (runs[0] / "report", lively.data / "report"):
-        with pytest.raises(UsageError, match="keep what is not private elsewhere"):
-            tried(PERSONS, [runs[0]], inside)
-        assert not inside.exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="holds no report"):
-        tried(PERSONS, [runs[0]], tmp_path / "mine")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
 def test_the_truth_is_exact(lively: Office) -> None:

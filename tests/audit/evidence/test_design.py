@@ -8,7 +8,14 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.budget.shares import per_key_squares
-from dpstream.accounting.evidence.design import (
+from dpstream.accounting.fields import Aggregate
+from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.strategies import STRATEGIES, make_strategy
+from dpstream.accounting.weights import SelectionWeights
+from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make
+from tests.accounting.strategies.dense import decode_matrix
+from tests.audit.evidence.design import (
     MAX_PREFIXES,
     Seen,
     TrialDesign,
@@ -22,13 +29,6 @@ from dpstream.accounting.evidence.design import (
     prefix_covariance,
     spread,
 )
-from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.limits import DECODE_BITS
-from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies import STRATEGIES, make_strategy
-from dpstream.accounting.weights import SelectionWeights
-from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make
-from tests.accounting.strategies.dense import decode_matrix
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -10,7 +10,6 @@ figures that are sums of them.  A row of the second is all groups of a kind of r
 iterations and a size, over all runs; MOE is the 95% quantile of a measured cell's absolute error.
 Where production's programs count figures in the place of groups (``Number of pop groups``) or sum
 up totals with their parts (the size of households), this counts groups and takes totals.
-``report.html`` shows figures within their margins, and the detail that groups got.
 """
 
 import contextlib
@@ -25,36 +24,18 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from markupsafe import Markup
 from pyarrow import csv as pa_csv
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.evidence.bounds import rate_above, rate_below
-from dpstream.accounting.figures import up
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.describe import figures as figures_of
-from dpstream.accounting.tabulation.margins import COVERAGE
 from dpstream.accounting.tabulation.parameters import PERSONS, T3, Level, Table, draws
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest
-from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import picture_fields
-from dpstream.pipelines.render.page import begins_with, mark_of, pages
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.figure_errors import (
-    Cell,
-    Errors,
-    Kind,
-    Part,
-    cells_of,
-    interval,
-    kinds_of,
-    part_of,
-    released_figures,
-)
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
     Prepared,
@@ -66,8 +47,19 @@ from dpstream.pipelines.tabulation.inputs import (
 )
 from dpstream.pipelines.tabulation.private import pieces, read_piece
 from dpstream.pipelines.tabulation.work import Tally, counted
-from dpstream.state.disk_errors import ABSENT, file_errors
+from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import PRIVATE, make_folder, replacing
+from tests.pipelines.tabulation.errors.figures import (
+    Cell,
+    Errors,
+    Kind,
+    Part,
+    cells_of,
+    interval,
+    kinds_of,
+    part_of,
+    released_figures,
+)
 
 #: What production calls the details of persons.
 WORKLOADS = ("Total", "Sex x Age(4)", "Sex x Age(9)", "Sex x Age(23)")
@@ -226,126 +218,8 @@ def _number(figure: float) -> str:
     return f"{figure:.2E}" if 0 < figure < 0.01 else f"{figure:.2f}"
 
 
-#: Chance on either side of an interval.
-_TAIL = 0.025
-
-
-def render(figures: dict[str, Any]) -> str:
-    """Return one self-contained HTML document.
-
-    Args:
-        figures: as `report` gives them.
-    """
-    return pages().get_template("tabulation.html.j2").render(context(figures))
-
-
-def context(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the template; only `Markup` is not escaped."""
-    plan = figures["plan"]
-    return {
-        "mark": Markup(MARK),
-        "stamp": figures["stamp"],
-        "plan": plan,
-        # With as many digits as plans have: these differ from each other in the fourth.
-        "accountings": [row | {"epsilon_text": up(row["epsilon"])} for row in plan["accountings"]],
-        "runs": figures["runs"],
-        # The RMSE is also a part of what the sum of measured cells would have.
-        "margins": [
-            row
-            | {"of_census": row["rmse"] / row["census_rmse"] if row["census_rmse"] else None}
-            | {"name": _named(row)}
-            for row in figures["margins"]
-        ],
-        "held": _shares_within(figures),
-        "details": [
-            _details(figures, table)
-            for table in dict.fromkeys(cell["table"] for cell in figures["cells"])
-        ],
-        "totals": [row for row in figures["totals"] if row["groups"]],
-        "combined": plan["estimates"] == "combined",
-        "suppressed": any(row["suppressed_at"] is not None for row in plan["levels"]),
-    }
-
-
-def _shares_within(figures: dict[str, Any]) -> dict[str, Any] | None:
-    """The picture of the shares of figures within their margins, by level and kind."""
-    if not figures["margins"]:
-        return None
-    levels = list(dict.fromkeys(row["label"] for row in figures["plan"]["levels"]))
-    sums: dict[str, dict[int, tuple[int, int]]] = {}
-    for row in figures["margins"]:
-        of_kind = sums.setdefault(_kind(row), {})
-        place = levels.index(row["level"])
-        inside, count = of_kind.get(place, (0, 0))
-        own = round(row["within"] * row["figures"])
-        of_kind[place] = inside + own, count + row["figures"]
-    series = [
-        [_interval(place, *counts) for place, counts in sorted(of_kind.items())]
-        for of_kind in sums.values()
-    ]
-    shares = [dot.value for dots in series for dot in dots]
-    words = (
-        f"{min(shares):.1%} to {max(shares):.1%} of the figures of a kind are within their margin, "
-        f"over {len(levels)} levels and {len(sums)} kinds of figures; the bars are 95% intervals "
-        "for figures that err independently, and sums that share cells do not"
-    )
-    across = "share of figures within their margin"
-    picture = charts.intervals("held", levels, series, COVERAGE, words, across)
-    legend = list(zip(charts.swatches(len(sums)), sums, strict=True))
-    return {"picture": picture_fields(picture), "legend": legend, "text": words}
-
-
-def _interval(place: int, inside: int, count: int) -> charts.Interval:
-    """The share of figures within their margin, and where it may be by chance alone."""
-    low, high = rate_below(inside, count, _TAIL), rate_above(inside, count, _TAIL)
-    return charts.Interval(place, inside / count, low, high)
-
-
-def _kind(row: dict[str, Any]) -> str:
-    """What figures of all details are called together."""
-    table, figure = row["table"], row["figure"]
-    if figure.startswith("total of"):
-        return f"{table} total only"
-    if figure.startswith("data cells"):
-        return f"{table} {'measured cells' if row['cells'] == 1 else 'sums of cells'}"
-    return f"{table} {figure}"
-
-
-def _named(row: dict[str, Any]) -> str:
-    """What figures of a detail are called in the table."""
-    if row["detail"] is None:
-        return f"{row['table']} total only"
-    return f"{row['table']} {row['figure']}, detail {row['detail']}"
-
-
-def _details(figures: dict[str, Any], table: str) -> dict[str, Any]:
-    """Which detail groups of each size got in a table, over all levels and runs."""
-    cells = [cell for cell in figures["cells"] if cell["table"] == table]
-    sizes = {cell["power"]: cell["size"] for cell in sorted(cells, key=lambda c: c["power"])}
-    persons = figures["program"] == "p"
-    heads = ["only the total", *WORKLOADS] if persons else ["0", "1", "2", "3"]
-    counts = np.zeros((len(sizes), len(heads)))
-    for cell in cells:
-        column = 0 if cell["detailed_only"] else cell["detail"] + persons
-        counts[list(sizes).index(cell["power"]), column] += cell["groups"]
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    words = f"Detail of groups by their true size, of {table}"
-    picture = charts.shares(f"detail-{table}", list(sizes.values()), shares, words, "share")
-    return {
-        "table": table,
-        "heads": heads,
-        "rows": [
-            {"size": size, "groups": int(count.sum()), "shares": share.tolist()}
-            for size, count, share in zip(sizes.values(), counts, shares, strict=True)
-        ],
-        "picture": picture_fields(picture),
-        "legend": list(zip(charts.swatches(len(heads)), heads, strict=True)),
-    }
-
-
 STAMP = "PUBLIC DATA ONLY: computed from the records without noise, NOT private, do not publish"
-PAGE, NOTICE = "report.html", "NOT-PRIVATE.txt"
-MARK = mark_of("census report")
+NOTICE = "NOT-PRIVATE.txt"
 
 
 class RunErrors(NamedTuple):
@@ -371,14 +245,13 @@ def report(
         choice: what they were asked for.
         runs: folders of outputs of one plan.
         out: folder of the reports: ``error_report.csv`` (in ``run-N/`` if there are several runs),
-            ``multi_run_error_report.csv``, ``report.html``.
+            ``multi_run_error_report.csv``.
 
     Returns:
-        The figures of the page, JSON-able.
+        The figures, JSON-able.
 
     Raises:
         UsageError: a run is of another plan, or a file is not usable.
-        PolicyError: the reports would lie among what is published.
         RunError: a file cannot be read or written.
     """
     inputs = inputs_of(parameters, data, choice)
@@ -389,7 +262,6 @@ def report(
     manifests = [_manifest(run, setup) for run in runs]
     if not runs:
         raise UsageError("--run", "is missing", "name the folder of an output")
-    _check_place(out, [*runs, parameters, data])
     error_totals = RunErrors({}, {}, {})
     with file_errors("OUT", "cannot be written, or a file not read"):
         make_folder(out, PRIVATE)
@@ -404,9 +276,7 @@ def report(
                     _gather(error_totals, table, level, parts)
         figures = _figures(setup, manifests, error_totals)
         write_runs(out, choice.program, figures["cells"], len(runs))
-        for name, text in ((PAGE, render(figures)), (NOTICE, STAMP + "\n")):
-            with replacing(out / name, PRIVATE) as draft:
-                draft.write_text(text, encoding="utf-8")
+        (out / NOTICE).write_text(STAMP + "\n", encoding="utf-8")
     return figures
 
 
@@ -422,23 +292,6 @@ def _manifest(run: Path, setup: Prepared) -> Manifest:
             "name the census run that it was made of",
         )
     return manifest
-
-
-def _check_place(out: Path, others: Sequence[Path]) -> None:
-    """Refuse a place where something else lies, or among what is published or read.
-
-    Raises:
-        UsageError: it holds something else.
-        PolicyError: it lies in one of the others' folders.
-    """
-    inside = {out.resolve(), *out.resolve().parents}
-    if any(other.resolve() in inside for other in others):
-        raise UsageError("OUT", "lies among other files", "keep what is not private elsewhere")
-    if out.is_dir() and any(out.iterdir()):
-        with file_errors("OUT", "cannot be read"), contextlib.suppress(*ABSENT):
-            if begins_with(out / PAGE, MARK):
-                return
-        raise UsageError("OUT", "exists and holds no report", "name a new folder")
 
 
 def exact_tally(setup: Prepared, inputs: Inputs) -> Tally:

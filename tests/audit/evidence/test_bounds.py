@@ -9,7 +9,9 @@ import pytest
 from scipy.stats import binom, norm
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.evidence.bounds import (
+from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
+from tests.accounting.plans import Make
+from tests.audit.evidence.bounds import (
     Claim,
     Parts,
     ProvenBound,
@@ -24,8 +26,6 @@ from dpstream.accounting.evidence.bounds import (
     rate_below,
     trade_off,
 )
-from dpstream.accounting.gaussian import delta_of, epsilon_of, mu_of
-from tests.accounting.plans import Make
 
 
 def claim(mu: float = 1.0, slack: float = 0.0, delta: float = 1e-6) -> Claim:

@@ -11,8 +11,8 @@ import pytest
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.parameters import PERSONS
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.figure_errors import Errors, interval, released_figures, size_of
 from dpstream.pipelines.tabulation.inputs import Prepared, inputs_of, prepared
+from tests.pipelines.tabulation.errors.figures import Errors, interval, released_figures, size_of
 from tests.pipelines.tabulation.office import Office
 
 Group = tuple[str, ...]

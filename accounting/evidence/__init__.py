@@ -1,1 +1,0 @@
-"""Evidence about privacy: distinguishability, bounds from trials, the design of an audit."""

@@ -1,1 +1,0 @@
-"""Tests of what an audit is designed and judged by."""

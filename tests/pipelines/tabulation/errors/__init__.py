@@ -1,0 +1,1 @@
+"""Errors of published census tables against the truth: NOT private, for invented data only."""
