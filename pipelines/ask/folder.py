@@ -182,7 +182,7 @@ class Output:
             if run_id and msgspec.json.decode(current, type=_Named).run_id == run_id:
                 return
         if run_id is None:
-            rule = "exists and is not of this answer: the question was not answered before"
+            rule = "exists and is not of this answer, which would be a new one"
             raise UsageError(self._field, rule, "name a new folder: the answer is a new charge")
         raise self._foreign_output()
 

@@ -247,7 +247,7 @@ def _warn_of_damage(head_file: HeadFile) -> None:
     if part is not None:
         path = head_file.path
         text = _DAMAGED[part].format(name=path.name, path=typed(path))
-        warnings.warn(text, AccountWarning, stacklevel=2)
+        warnings.warn(text, AccountWarning, stacklevel=1)  # one place, so that it is told once
 
 
 def refuse_damaged_head(place: AccountPlace) -> None:

@@ -157,7 +157,7 @@ def test_a_moved_project_asks_the_same_question(made: Office, tmp_path: Path) ->
     text = (new / path.name).read_text()
     (new / path.name).write_text(text.replace(f'data = "{made.data.name}"', 'data = "others"'))
     refused = _run(*command)
-    assert refused.exit_code == 2 and "was not answered before" in refused.stderr
+    assert refused.exit_code == 2 and "is not of this answer" in refused.stderr
     assert "a new charge" in refused.stderr
 
 

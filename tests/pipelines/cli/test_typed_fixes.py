@@ -342,7 +342,8 @@ def test_a_head_file_that_lost_its_end(hour: Hour) -> None:
         assert hour.run(*flags) == 3 and "damaged head file" in hour.message
     assert sorted(path.name for path in hour.folder.iterdir()) == before
     statement = dp("COUNT(*) AS n", "FROM visits", "epsilon = 0.1, delta = 1e-9")
-    for words in (("sql", statement, "--explain"), ("sql", statement), ("account", "show", "v")):
+    explain = ("sql", statement, "--explain")
+    for words in (explain, ("sql", statement), explain, ("account", "show", "v")):
         looked = call(*words)
         assert looked.exit_code == 0 and looked.output.count("Warning: the log of") == 1, words
     [[remove, name]] = shell_of(looked.output)
