@@ -22,8 +22,7 @@ def keys_of_a_commit(job: Job) -> int:
 
 
 def shards_for(job: Job, changed_keys: int) -> int:
-    """Return the number of shards that keep a trigger with ``keys`` changed keys to one commit a
-    step.
+    """Return the number of shards with which a step of so many changed keys is one commit.
 
     Keys fall on shards by a keyed hash: six standard deviations of room.
     """

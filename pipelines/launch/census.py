@@ -7,7 +7,7 @@ the output as ``run.json`` before the pipeline is built.  Starting again after a
 continues under this run id, which gives the same bytes.  If two processes begin at once, one of
 them publishes.  The manifest is written last, after all tables: an output without it is not an
 output.  Other records under the same run id are refused before any table of them is written; where
-the manifest is there, no record is looked at any more, only their header.
+the manifest is there, the records are not looked at any more.
 """
 
 import argparse

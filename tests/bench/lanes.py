@@ -14,7 +14,8 @@ All tests but the slow ones run with coverage by test, and the CPU seconds of ea
 * and of the others, by lines for a CPU second, those that reach a line which none before reached.
 
 So each line that any of these tests runs in its own process is run by ``make test``.  What only
-other processes run (workers, killed commands) is not seen.  CI makes both runs.
+other processes run (workers, killed commands) is not seen.  CI makes both runs.  Tests of two CPU
+seconds and more may be added to the list by hand where ``make test`` takes too long.
 """
 
 import argparse
@@ -58,8 +59,8 @@ _FOLDER = "DPSTREAM_LANES_FOLDER"
 _SOURCE = ("accounting", "state", "dp_transforms", "pipelines")
 _HEADER = (
     "# What `make test` leaves to `make extended`: lines NUMBER TEST, and so many cases stay.",
-    "# The reason is the same for all: each line that they run in pytest's own process is run by a",
-    "# test that stays.",
+    "# Each line that they run in pytest's own process is run by a test that stays; but for tests",
+    "# of two CPU seconds and more, which were added by hand.",
     "# Written by `python -m tests.bench.lanes`.",
 )
 

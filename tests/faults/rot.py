@@ -168,14 +168,14 @@ def rots(image: Image, folder: Path, seed: int) -> Iterator[Rot]:
 
 def outcome(folder: Path, ended: Ended) -> Any:
     """What a command printed and left: files that it publishes, and what the account says."""
-    left = {
+    remains = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for place in ("out", "answers", "rel")
         for path in sorted((folder / place).rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     }
     text = re.sub(r'"(?:at|as_of|taken)": (?:[0-9.]+|"[^"]*")', "", ended.stdout)
-    return ended.code, text, left
+    return ended.code, text, remains
 
 
 class Expected(NamedTuple):
@@ -206,14 +206,16 @@ def wrong(
 ) -> Iterator[str]:
     """What commands make of a rot, where it is neither refused nor all that was there."""
     for words in image.commands:
-        (code, text, left), message = typed(server, before, scratch, words, rot)
-        (right, right_text, right_left), _ = recorded.of[words]
+        (code, text, remains), message = typed(server, before, scratch, words, rot)
+        (right, right_text, right_remains), _ = recorded.of[words]
         if code != 0 and right == 0:
             if code not in (2, 3, 4) or "Traceback" in message:
                 yield f"{rot}: {words[:3]}: exit {code}: {message[-300:]}"
         elif code == 0 and right != 0:
             yield f"{rot}: {words[:3]}: accepted what is refused without rot"
-        elif (text, left) != (right_text, right_left) and code == 0:
-            names = [n for n in {*left, *right_left} if left.get(n) != right_left.get(n)]
+        elif (text, remains) != (right_text, right_remains) and code == 0:
+            names = [
+                n for n in {*remains, *right_remains} if remains.get(n) != right_remains.get(n)
+            ]
             if names != [rot.name] or text != right_text:
                 yield f"{rot}: {words[:3]}: other results {names} {text[:200]!r}: {message[-200:]}"

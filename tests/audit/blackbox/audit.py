@@ -46,7 +46,8 @@ from tests.audit.evidence.bounds import (
 )
 from tests.audit.evidence.design import TrialDesign, designs
 
-_LEAST, _MOST = 200, 10_000_000
+#: Fewest trials of an audit.
+_LEAST = 200
 #: Share of the doubt that the first family gets.
 _FIRST = 0.6
 #: Trials a side of families whose sound effect is small and whose breaches are not.

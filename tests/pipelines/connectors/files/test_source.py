@@ -340,14 +340,14 @@ def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 
 def test_memory_of_an_endless_line_is_bounded() -> None:
     class Endless(io.RawIOBase):
-        left = 30  # blocks of 8 MiB, less than any that is read no further
+        blocks = 30  # of 8 MiB, less than any that is read no further
 
         def readable(self) -> bool:
             return True
 
         def read(self, size: int = -1) -> bytes:  # type: ignore[override]
-            self.left -= 1
-            return b"x" * size if self.left > 0 else b""
+            self.blocks -= 1
+            return b"x" * size if self.blocks > 0 else b""
 
     import tracemalloc
 
