@@ -9,7 +9,7 @@ import gc
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -483,25 +483,6 @@ def test_the_layers_are_links_below_the_name() -> None:
         assert link.is_symlink() and link.readlink() == Path("..", name)
 
 
-#: Layers each of whose modules has its namesake test at the mirrored place.
-MIRRORED = LAYERS
-
-
-def without_namesake(modules: Iterable[str], tests: Container[str]) -> list[str]:
-    """Modules (paths) without ``tests/LAYER/.../test_NAME.py``; packages' own files need none."""
-    return [
-        module
-        for module in modules
-        for folder, _, name in [module.rpartition("/")]
-        if name != "__init__.py" and f"tests/{folder}/test_{name}" not in tests
-    ]
-
-
-def test_each_module_has_its_namesake_test() -> None:
-    tests = {named(path) for path in sources("tests")}
-    assert without_namesake(map(named, sources(*MIRRORED)), tests) == []
-
-
 def strangers(names: Iterable[str]) -> list[str]:
     """Names in a list that no test has; cases are not compared."""
     written = {path: path.read_text() for path in sources("tests")}
@@ -539,8 +520,6 @@ BAD: list[tuple[Callable[[str], list[Any]], str]] = [
     (lambda s: strange_connectors("records.rows", s), f"import {CONNECTORS}files.small\n"),
     (lambda s: strange_connectors("replay.source", s), f"from {CONNECTORS}kafka import x\n"),
     (lambda s: circles({"a": s, "b": "def f():\n    import c\n", "c": "import a\n"}), "import b"),
-    (lambda s: without_namesake([s], {"tests/state/test_file.py"}), "state/sqlite/file.py"),
-    (lambda s: without_namesake([s], {"tests/state/test_file.py"}), "dp_transforms/file.py"),
     (bare_imports, "from state.store import Store\n"),
     (bare_imports, "def f():\n    import accounting.plan.plan\n"),
     (too_long, "x = 1\n" * 601),

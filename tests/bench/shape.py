@@ -114,6 +114,28 @@ def small_functions(trees: list[ast.Module]) -> int:
     return sum(used[name] == 1 and length <= 2 for name, length in bodies.items())
 
 
+def habits(trees: list[ast.Module]) -> dict[str, int]:
+    """What ties tests to the shape or the words of the source: it may only become less."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return {
+        "private attributes in tests": sum(
+            isinstance(node, ast.Attribute)
+            and re.fullmatch("_(?!replace|asdict|fields)[a-z].*", node.attr) is not None
+            and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+            for node in nodes
+        ),
+        "texts matched in tests": sum(
+            keyword.arg == "match" for call in calls for keyword in call.keywords
+        ),
+        "patches in tests": sum(
+            isinstance(call.func, ast.Attribute)
+            and (call.func.attr == "setattr" or ast.unparse(call.func).startswith("mock.patch"))
+            for call in calls
+        ),
+    }
+
+
 def commands() -> dict[str, int]:
     """Commands of this checkout's program that do something, and their options."""
     from dpstream.pipelines.cli.main import cli
@@ -144,7 +166,7 @@ def shape_of(root: Path) -> dict[str, int]:
         "small functions": small_functions(trees),
         "fmt: skip in source": unformatted(root, SOURCE),
         "words of docs": words(root),
-    }
+    } | habits([ast.parse(path.read_text(encoding="utf-8")) for path in modules(root, ("tests",))])
 
 
 def main() -> None:

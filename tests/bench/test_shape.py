@@ -4,7 +4,7 @@ import ast
 import json
 from pathlib import Path
 
-from tests.bench.shape import CEILING, commands, records, shape_of, small_functions
+from tests.bench.shape import CEILING, commands, habits, records, shape_of, small_functions
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,3 +23,8 @@ def test_what_is_counted() -> None:
         "def long():\n    a = 1\n    b = 2\n    return a\nonce(); twice(); twice(); long()"
     )
     assert (records([tree]), small_functions([tree])) == (2, 1)
+
+
+def test_which_habits_are_counted() -> None:
+    tree = ast.parse("a._b; self._c; row._replace(x=1); raises(match='x'); patch.setattr(a, 'b', 1)")
+    assert list(habits([tree]).values()) == [1, 1, 1]

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from dpstream.accounting.errors import DpstreamError
 
 #: Rows and lines that are shown of what is longer; a digest covers the rest.
 LINES = 12
@@ -61,6 +63,18 @@ def of_files(folder: Path, names: Iterable[str] = ()) -> str:
 def of_cases(cases: Mapping[str, str]) -> str:
     """All cases of one kind, each below its name."""
     return "\n".join(f"== {name}\n{text}" for name, text in cases.items())
+
+
+def of_refusals(calls: Mapping[str, Callable[[], object]]) -> str:
+    """What each call is refused with, below its name: class, text and fix."""
+    texts = {}
+    for name, call in calls.items():
+        try:
+            call()
+            texts[name] = "not refused\n"
+        except DpstreamError as error:
+            texts[name] = f"{type(error).__name__} {error}\n"
+    return of_cases(texts)
 
 
 def digest(data: bytes) -> str:
