@@ -149,16 +149,14 @@ def folder_circles(modules: dict[str, str]) -> list[tuple[str, ...]]:
 
 #: The systems that a job can read from and publish to, a folder each.
 CONNECTORS = f"{FACE}.pipelines.connectors."
-#: What all of them share; and what is files too: a folder that grows, a recording.
-SHARED, OF_FILES = {"records"}, {"folder", "replay"}
-#: Publishes a recording to any of them.
-PUBLISHES = {"replay.republish": {"folder", "kafka", "pubsub"}}
+#: What all of them share; and what is files too: a folder that grows.
+SHARED, OF_FILES = {"records"}, {"folder"}
 
 
 def strange_connectors(name: str, source: str) -> list[str]:
     """Imports of one connector by another."""
     system = name.partition(".")[0]
-    allowed = {system, *SHARED, *PUBLISHES.get(name, ())}
+    allowed = {system, *SHARED}
     allowed |= {"files"} if system in OF_FILES else set()
     systems = {path.name for path in (ROOT / "pipelines/connectors").iterdir() if path.is_dir()}
     connectors = {n.removeprefix(CONNECTORS).split(".")[0] for n in imports(source)
@@ -412,7 +410,6 @@ ALLOWED = {
     # Which hand-over a ticket is of, so that it stands for no other's batch; never what is in it.
     "dp_transforms/batches.py": ["secrets.token_bytes"],
     # When a trigger time is announced; never what is in it.
-    "dp_transforms/beam/clock.py": ["time.time", "time.time"],
 }
 
 

@@ -133,25 +133,6 @@ class Ended:
         return self._end
 
 
-class StreamTime:
-    """The time of a recording that is replayed at a speed: in seconds since the epoch.
-
-    Args:
-        first, last: least and largest stamp of the recording, in micros.
-        end: after the last stamp it is this late: nothing is waited for any more.
-        speed: seconds of stream a second.
-    """
-
-    def __init__(self, first: int, last: int, end: int, speed: float) -> None:
-        self.first, self.last, self.end, self.speed = first, last, end, speed
-        self.begun = time.time()
-
-    def __call__(self) -> float:
-        """Return the present time of the recording."""
-        now = self.first / 1e6 + (time.time() - self.begun) * self.speed
-        return now if now * 1e6 <= self.last else self.end / 1e6
-
-
 class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):  # type: ignore[misc]
     """Announces trigger times as they are reached; the restriction is the trigger times that are
     left.

@@ -26,7 +26,7 @@ from dpstream.pipelines.cli.census import census
 from dpstream.pipelines.cli.check import check, doctor
 from dpstream.pipelines.cli.choose import choose
 from dpstream.pipelines.cli.init import init
-from dpstream.pipelines.cli.operate import folder, replay, state
+from dpstream.pipelines.cli.operate import folder, state
 from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.report import demo, report
@@ -43,13 +43,11 @@ GROUPS = {
     "Start": (init, check, plan, run, report, demo, doctor),
     "Ask": (sql, session, workload, census, choose),
     "Account": (account, secret),
-    "Operate": (state, folder, replay),
+    "Operate": (state, folder),
 }
 
 #: Commands that read data, and words after which they only look at what is public.
-_READS = frozenset(
-    ("check", "choose", "demo", "replay", "run", "session", "sql", "census", "workload")
-)
+_READS = frozenset(("check", "choose", "demo", "run", "session", "sql", "census", "workload"))
 _READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
 
 

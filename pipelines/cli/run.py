@@ -80,16 +80,12 @@ METRICS = options(
         "dpstream run daily --through 2024-02-01",
         "dpstream run daily --fresh          # the job was changed: a new charge",
         "dpstream run daily --runner=PrismRunner",
-        "dpstream run recorded --runner=PrismRunner --speed=1440",
         "dpstream run daily --runner=FlinkRunner --job_name=flights",
     ),
 )
 @JOB
 @click.option("--runner", default="DirectRunner", show_default=True, help="Beam runner.")
 @click.option("--gcp-project", metavar="NAME", help="The Google Cloud project, for Dataflow.")
-@click.option(
-    "--speed", help="For files on a streaming runner: seconds of the stream per second, or max."
-)
 @click.option(
     "--through",
     metavar="INSTANT",
@@ -114,7 +110,6 @@ def run(
     job: Chosen,
     runner: str,
     gcp_project: str | None,
-    speed: str | None,
     through: str | None,
     fresh: bool,
     fail_if_empty: bool,
@@ -131,7 +126,7 @@ def run(
     print_account(checked.ledger, checked.path, job.environment)
     beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
     run_checked(
-        checked, runner, beam_args, speed, quiet, as_json, through, fail_if_empty, fresh, **metrics
+        checked, runner, beam_args, quiet, as_json, through, fail_if_empty, fresh, **metrics
     )
     if not as_json and checked.sink.folder is not None:
         click.echo(f"Next: `dpstream report {checked.name}{job.flags}`")
@@ -141,7 +136,6 @@ def run_checked(
     checked: "Job",
     runner: str,
     beam_args: Sequence[str] = (),
-    speed: str | None = None,
     quiet: bool = False,
     as_json: bool = False,
     through: str | None = None,
@@ -155,7 +149,6 @@ def run_checked(
         RunError: with ``fail_if_empty``, if nothing was released.
     """
     from dpstream.accounting.strength import weaknesses
-    from dpstream.pipelines.connectors.replay.source import parse_speed
     from dpstream.pipelines.jobs.committed import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.operate.metrics import Ports, serving
@@ -166,7 +159,6 @@ def run_checked(
     warnings = [*weaknesses(privacy.epsilon, privacy.delta), *account_warnings(checked)]
     if fresh or store_identity(checked) is None:  # what goes on is charged already
         print_warnings(warnings)
-    pace = None if speed is None else parse_speed(speed)
 
     def deliver(result: "Result") -> None:
         bar.stop()
@@ -189,7 +181,6 @@ def run_checked(
             runner,
             beam_args,
             progress=bar.update,
-            speed=pace,
             stop=stop,
             through=through,
             fresh=fresh,

@@ -26,17 +26,15 @@ _CHECK_EVERY = 10
 _HEAR_SECONDS = 1.0
 
 
-def quiet_seconds(timeline: Timeline, speed: float | None, live: bool) -> float:
+def quiet_seconds(timeline: Timeline, live: bool) -> float:
     """Return the seconds without a step after which a stream is reported: two triggers.
 
     Args:
         timeline: the public time axis.
-        speed: seconds of stream a second, of a recording; ``None``: as fast as it can be read.
-        live: whether event time is the time of the clock.
+        live: whether event time is the time of the clock; else input is read as fast as it can be.
     """
-    if not live and speed is None:
-        return QUIET_SECONDS
-    return max(QUIET_SECONDS, 2 * timeline.trigger_every / MICROS_PER_SECOND / (speed or 1.0))
+    triggers = 2 * timeline.trigger_every / MICROS_PER_SECOND if live else 0.0
+    return max(QUIET_SECONDS, triggers)
 
 
 class Stillness:

@@ -26,19 +26,19 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.guarantee import lacks_of
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import HAND_OVER
-from dpstream.dp_transforms.beam.clock import Announced, StreamTime, WallClock
+from dpstream.dp_transforms.beam.clock import Announced, WallClock
 from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, resume_point
 from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
 from dpstream.pipelines.connectors.files.source import FilesInput
+from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.connectors.replay.source import Replay, replay_bounds
 from dpstream.pipelines.connectors.run_manifest import (
     Catching,
     catch_up,
@@ -165,7 +165,6 @@ def run_job(
     runner: str = "DirectRunner",
     beam_args: Sequence[str] = (),
     progress: Progress | None = None,
-    speed: float | None = None,
     stop: threading.Event | None = None,
     detach: bool = False,
     warn: Warn = say,
@@ -184,7 +183,6 @@ def run_job(
         runner: see ``pipelines.runners.table``.
         beam_args: further flags for Beam's PipelineOptions.
         progress: called from time to time with the number of finished steps.
-        speed: for files on a streaming runner, seconds of stream per second; ``None``: unpaced.
         stop: once it is set, the pipeline is cancelled; nothing is lost by that.
         detach: do not wait: the workers are elsewhere and continue without this process.
         warn: called if nothing has moved for long, and with what a continued run lacks; without it
@@ -200,14 +198,12 @@ def run_job(
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
     if fresh and not _continues(job, through):
-        _refuse_early(job, runner, beam_args, speed)
+        _refuse_early(job, runner, beam_args)
         for name, path in set_aside(job, accept).items():
             warn(f"The old run's {name} moved to {path}.")
     result = None
     for work in due(job, through):
-        result = _run(
-            job, work, runner, beam_args, progress, speed, stop, detach, warn, accept, fresh
-        )
+        result = _run(job, work, runner, beam_args, progress, stop, detach, warn, accept, fresh)
     result = required(result, "there is something to do")
     deliver(result)
     if not (fresh and result.stopped):  # the same command continues a run that was stopped
@@ -251,11 +247,11 @@ def _forget_fresh(job: Job) -> None:
                 swap_metadata(db, FRESH, "begun", None)
 
 
-def _refuse_early(job: Job, runner: str, beam_args: Sequence[str], speed: float | None) -> None:
+def _refuse_early(job: Job, runner: str, beam_args: Sequence[str]) -> None:
     """Refuse flags and files of a new run before anything of the old one is moved."""
     engine, source = make_runner(runner, beam_args), input_of(job)
-    _check_engine(engine, source, speed)
-    _recorded(job, source, engine, speed)
+    _check_engine(engine, source)
+    _recorded(job, source, engine)
 
 
 def _run(
@@ -264,7 +260,6 @@ def _run(
     runner: str,
     beam_args: Sequence[str],
     progress: Progress | None,
-    speed: float | None,
     stop: threading.Event | None,
     detach: bool,
     warn: Warn,
@@ -274,12 +269,12 @@ def _run(
     """Run all of the input, or one pass over input that grows; see ``run_job``."""
     engine = make_runner(runner, beam_args)
     source = work.source
-    _check_engine(engine, source, speed)
+    _check_engine(engine, source)
     if work.passes is not None and (engine.kind.streaming or detach):
         raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
     watch = InputWatch(() if source is None else source.files())
     # Whatever is wrong with recorded files is said before a run begins and is charged.
-    reader = None if source is None else _recorded(job, source, engine, speed)
+    reader = None if source is None else _recorded(job, source, engine)
     run, resumed = _begun(job, engine, warn, work, accept, fresh)
     watch.begin(run, work.contents)
     restoring, steps, sink = run.open().restoring, _steps(run, work), sink_of(job, run, watch)
@@ -302,7 +297,7 @@ def _run(
         batches.enter_context(HAND_OVER.open() if by_reference else HAND_OVER.by_bytes())
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
-                quiet = quiet_seconds(run.plan.timeline, speed, not source.bounded)
+                quiet = quiet_seconds(run.plan.timeline, not source.bounded)
                 wait_or_stop(started, run, ends, stop, engine, Stillness(quiet, warn))
     except Exception as error:
         failure = diverged(coded(error), sink, restoring and run.open().restoring)
@@ -451,14 +446,11 @@ def _finish(
     leave(job, run)
 
 
-def _check_engine(engine: Engine, source: Input | None, speed: float | None) -> None:
-    bounded = source is None or source.bounded
-    if not bounded and not engine.kind.streaming:
+def _check_engine(engine: Engine, source: Input | None) -> None:
+    if source is not None and not source.bounded and not engine.kind.streaming:
         raise UsageError(
             "--runner", "takes input that ends only", "use --runner=PrismRunner, or Flink"
         )
-    if speed is not None and not (bounded and engine.kind.streaming):
-        raise UsageError("--speed", "is for recorded files on a streaming runner", "leave it out")
 
 
 def _steps(run: Run, work: Due) -> int:
@@ -472,11 +464,11 @@ def _steps(run: Run, work: Due) -> int:
     return (timeline.windows - run.open().retained_windows.first) * timeline.triggers * run.shards
 
 
-def _recorded(job: Job, source: Input, engine: Engine, speed: float | None) -> Any:
+def _recorded(job: Job, source: Input, engine: Engine) -> Any:
     """Return the reader of a bounded source; ``None`` for others, which continue from the run."""
     if not source.bounded:
         return None
-    return Replay(job, speed) if engine.kind.streaming else source.read()
+    return StreamFiles(job) if engine.kind.streaming else source.read()
 
 
 def _connect(
@@ -492,9 +484,9 @@ def _connect(
 ) -> None:
     """Connect source, flow and sinks; a pipeline without end also records what is delivered."""
     timeline = run.plan.timeline
-    if isinstance(reader, Replay):
+    if isinstance(reader, StreamFiles):
         reader.backpressure(Backpressure(run))
-        clock = _replayed(reader, job)
+        clock = Announced(timeline.last_trigger_time)
         forget_delivered(run.open())
     elif reader is None:
         at = resume_point(run)
@@ -516,15 +508,3 @@ def _connect(
         retention = None if keep is None else duration_micros("keep_releases", keep)
         delivered = Delivered(run, Catching(run, sink), retention)
         _ = (written, held, refused, output.clock_ticks) | "Delivered" >> delivered
-
-
-def _replayed(replay: Replay, job: Job) -> Announced | WallClock:
-    """Return the clock of a recording: as fast as it can be read, or at its speed."""
-    timeline = job.plan.timeline
-    if replay.speed is None:
-        return Announced(timeline.last_trigger_time)
-    bounds = replay_bounds(job)
-    return WallClock(
-        timeline,
-        now=StreamTime(*bounds, timeline.instant_of(timeline.last_trigger_time), replay.speed),
-    )

@@ -35,12 +35,13 @@ import numpy as np
 import tomlkit
 
 from dpstream.pipelines.connectors import unbounded
-from dpstream.pipelines.connectors.replay import source as replay
+from dpstream.pipelines.connectors.files import stream as file_stream
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.bench.common import emit, machine, tree_seconds
 from tests.bench.paper.synth import Synth, generate
+from tests.paced import paced
 from tests.runners.engines import Pool, worker_pool
 from tests.runners.golden import digest, published
 
@@ -295,8 +296,8 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             passed[trigger_time] = now
             trigger_time -= 1
 
-    with mock.patch.object(replay, "advance", advance):
-        run_job(job, NAMES["prism"], [], speed=86_400 * args.rate / rows)
+    with mock.patch.object(file_stream, "advance", advance), paced(86_400 * args.rate / rows):
+        run_job(job, NAMES["prism"], [])
     waited = []
     for trigger in range(1, timeline.triggers):  # at the end of the recording nothing is paced
         path = Path(job.sink.path) / "window-000000" / f"trigger-{trigger:06d}.parquet"

@@ -114,19 +114,15 @@ def released_hours(out: Path) -> float:
     return day * 24 + len(list(windows[-1].glob("trigger-*"))) * TRIGGER / 3_600
 
 
-def watch(folder: Path, speed: str) -> list[Point]:
+def watch(folder: Path, speed: float | None) -> list[Point]:
     """Run the job and look at it until it ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "dpstream",
-        "run",
-    ]
-    flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", f"--speed={speed}"]
+    program = ["dpstream"] if speed is None else ["tests.paced", str(speed)]
+    flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet"]
     begin, points = time.monotonic(), list[Point]()
     with open(folder / "told.txt", "wb") as log_file:
         job = subprocess.Popen(
-            [*command, *flags], cwd=folder, stdout=log_file, stderr=log_file,
+            [sys.executable, "-m", *program, "run", *flags],
+            cwd=folder, stdout=log_file, stderr=log_file,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     while job.poll() is None:
@@ -173,7 +169,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="a day")
     parser.add_argument("--users", type=int, default=20_000)
     parser.add_argument("--keys", type=int, default=2_000)
-    parser.add_argument("--speed", default="max", help="seconds of stream a second")
+    parser.add_argument("--speed", type=float, help="seconds of stream a second")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()

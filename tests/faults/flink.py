@@ -76,18 +76,25 @@ class Stage:
 
     Args:
         cluster, pool: running.
-        job: to run; flags: further ones of ``dpstream run``.
+        job: to run.
+        speed: seconds of stream a second; ``None``: as fast as the files can be read.
     """
 
     def __init__(
-        self, cluster: "session.Cluster", pool: Pool, job: Job, folder: Path, flags: list[str]
+        self,
+        cluster: "session.Cluster",
+        pool: Pool,
+        job: Job,
+        folder: Path,
+        speed: float | None = None,
     ) -> None:
         self.cluster, self.pool, self.job, self.folder = cluster, pool, job, folder
         self._flags = [
             "--runner=FlinkRunner", f"--flink_master={cluster.master}", "--parallelism=2",
             "--environment_type=EXTERNAL",
-            f"--environment_config={pool.address}", "--quiet", *flags,
+            f"--environment_config={pool.address}", "--quiet",
         ]  # fmt: skip
+        self._program = ["dpstream"] if speed is None else ["tests.paced", str(speed)]
         self.launcher: subprocess.Popen[bytes] | None = None
         self._groups: list[int] = []
         self.log_path = folder / "launcher.log"
@@ -97,7 +104,7 @@ class Stage:
         with self.log_path.open("ab") as log:
             self.launcher = subprocess.Popen(
                 [
-                    sys.executable, "-m", "dpstream",
+                    sys.executable, "-m", *self._program,
                     "run", "--project", str(self.folder), *self._flags,
                 ],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -189,10 +196,10 @@ class Stage:
 
 @contextlib.contextmanager
 def staged(
-    cluster: "session.Cluster", pool: Pool, job: Job, folder: Path, flags: list[str]
+    cluster: "session.Cluster", pool: Pool, job: Job, folder: Path, speed: float | None = None
 ) -> Iterator[Stage]:
     """A stage that is cleared at the end."""
-    stage = Stage(cluster, pool, job, folder, flags)
+    stage = Stage(cluster, pool, job, folder, speed)
     try:
         yield stage
     finally:

@@ -138,14 +138,12 @@ class Live(ABC):
 
     # The command.
 
-    def run(self, job: str = "live", *more: str) -> subprocess.Popen[bytes]:
+    def run(
+        self, job: str = "live", *more: str, speed: float | None = None
+    ) -> subprocess.Popen[bytes]:
         """``dpstream run`` on Prism, in a process group of its own."""
-        command = [
-            sys.executable,
-            "-m",
-            "dpstream",
-            "run",
-        ]
+        program = ["dpstream"] if speed is None else ["tests.paced", str(speed)]
+        command = [sys.executable, "-m", *program, "run"]
         flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", *more]
         out = open(self.folder / f"{job}.out", "ab")  # noqa: SIM115 - the child's
         with out, open(self.folder / f"{job}.errors", "ab") as errors:
@@ -246,9 +244,10 @@ class Recorded(Live):
                 table.slice(part * many // 3, many // 3), self.folder / f"in/{part}.parquet"
             )
 
-    def run(self, job: str = "live", *more: str) -> subprocess.Popen[bytes]:
-        speed = () if job == "calm" else ("--speed=4",)
-        return super().run(job, *speed, *more)
+    def run(
+        self, job: str = "live", *more: str, speed: float | None = 4.0
+    ) -> subprocess.Popen[bytes]:
+        return super().run(job, *more, speed=None if job == "calm" else speed)
 
 
 class Growing(Live):

@@ -29,7 +29,7 @@ from tests.runners.test_kafka_job import JOB, WINDOW, Sender, released, text_of
 __all__ = ["cluster", "pool"]
 pytestmark = pytest.mark.slow
 #: A day in 144 s: three kills fall well inside it.
-PACE = "--speed=600"
+PACE = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_workers_and_task_managers(
     pool: Pool,
 ) -> None:
     job, begin = job_at(tmp_path / "job", stream, store), time.monotonic()
-    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+    with staged(cluster, pool, job, tmp_path / "job", PACE) as stage:
         stage.launch()
         waits = [stage.until(lambda: stage.count() >= 2)]
         for kill in (stage.kill_worker, stage.kill_task_manager, lambda: stage.kill_worker(-1)):
@@ -100,7 +100,7 @@ def test_launchers(
 ) -> None:
     """A killed launcher leaves its job behind; the next one's job shares the store with it."""
     job, begin = job_at(tmp_path / "job", stream), time.monotonic()
-    with staged(cluster, pool, job, tmp_path / "job", ["--speed=300"]) as stage:
+    with staged(cluster, pool, job, tmp_path / "job", 300.0) as stage:
         stage.launch()
         stage.until(lambda: stage.count() >= 2)
         stage.kill_launcher()
@@ -126,14 +126,14 @@ def test_a_signal_stops_the_job_on_the_cluster(
     pool: Pool,
 ) -> None:
     job = job_at(tmp_path / "job", stream)
-    with staged(cluster, pool, job, tmp_path / "job", [PACE]) as stage:
+    with staged(cluster, pool, job, tmp_path / "job", PACE) as stage:
         stage.launch()
         stage.until(lambda: stage.count() >= 2)
         seconds = stage.stop(number)
         assert "stopped; run it again to go on" in stage.log_path.read_text()
         assert stage.jobs() == [] and stage.jobs("CANCELED") != []
         assert 2 <= stage.count() < 144
-    with staged(cluster, pool, job, tmp_path / "job", []) as stage:
+    with staged(cluster, pool, job, tmp_path / "job") as stage:
         stage.launch()
         stage.finish()
         check(stage, right, f"{number.name}: stopped in {seconds:.1f} s, then to the end")
@@ -150,7 +150,7 @@ def test_a_topic_is_counted_exactly(
         JOB.format(servers=kafka.servers, topic=topic, start=text_of(start), secret="0f" * 32)
     )
     sender = Sender(kafka, topic)
-    with staged(cluster, pool, load_job(path), tmp_path, []) as stage:
+    with staged(cluster, pool, load_job(path), tmp_path) as stage:
 
         def published_so_far() -> bool:
             sender.send(0.5)

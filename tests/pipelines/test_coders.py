@@ -13,10 +13,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder, record_schema
 from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
+from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.connectors.replay.source import Replay
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine
 from dpstream.pipelines.stream import run as stream
@@ -67,7 +67,7 @@ def collections(job: Job, kind: str) -> dict[str, list[Any]]:
     run, _ = begin(job, source=[b"here"])
     reader: Any = None
     if source.bounded:
-        reader = source.read() if kind == "files" else Replay(job)
+        reader = source.read() if kind == "files" else StreamFiles(job)
     engine = RUNNERS["FlinkRunner"]._replace(ends=ends, spreads=ends)
     pipeline, fitted = beam.Pipeline(), Engine(engine, None, PipelineOptions([])).fitted
     ends = source.bounded and ends

@@ -117,7 +117,7 @@ LOOKS = (
     ("state", "init"), ("state", "expire"), ("state", "backup", "--out", "b"),
     ("state", "releases"), ("state", "releases", "--out", "rel"), ("account", "show"),
     ("secret", "check"), ("state", "restore", "pages", "b", "--replace"),
-    ("run",), ("run", "--runner=PrismRunner", "--speed=max"), ("run", "--through", "2024-01-02"),
+    ("run",), ("run", "--runner=PrismRunner"), ("run", "--through", "2024-01-02"),
     ("run", "--through", "end"),
 )  # fmt: skip
 

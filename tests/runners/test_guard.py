@@ -152,8 +152,8 @@ def test_a_killed_run_leaves_nothing_behind(runner: str, tmp_path: Path) -> None
         need_flink()
         flags = ["--parallelism=2", "--experiments=use_loopback_process_worker"]
     command = [
-        sys.executable, "-m", "dpstream", "run",
-        "--project", str(tmp_path / "job"), f"--runner={runner}", "--quiet", "--speed=600", *flags,
+        sys.executable, "-m", "tests.paced", "600", "run",
+        "--project", str(tmp_path / "job"), f"--runner={runner}", "--quiet", *flags,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "told").open("wb") as log:

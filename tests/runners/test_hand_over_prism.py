@@ -19,6 +19,7 @@ from dpstream.pipelines.runners.errors import coded
 from dpstream.pipelines.runners.table import make_runner
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from tests.paced import paced
 from tests.runners.golden import (
     digest,
     golden_job,
@@ -92,7 +93,8 @@ def test_a_run_that_is_stopped_frees_what_it_holds(
     thread = threading.Thread(target=stopping)
     thread.start()
     with recorded_numbers(NAME):
-        assert run_job(job, "PrismRunner", flags, speed=20_000, stop=stop).stopped
+        with paced(20_000):
+            assert run_job(job, "PrismRunner", flags, stop=stop).stopped
         thread.join()
         assert len(HAND_OVER) == 0
         stores.close_all()
@@ -111,8 +113,8 @@ def test_what_is_held_does_not_grow_with_the_stream(
         return give(batch)
 
     monkeypatch.setattr(HAND_OVER, "give", watched)
-    with recorded_numbers("silent"):
-        run_job(job, "PrismRunner", flags, speed=6_000)
+    with recorded_numbers("silent"), paced(6_000):
+        run_job(job, "PrismRunner", flags)
     assert digest(published(job)) == recorded_digest("silent")
     assert len(held) > 1_000 and max(held) < len(held) / 10
 

@@ -505,8 +505,6 @@ COMMANDS: Mapping[str, Command] = {
                                (SQL, keep_answer, (*SQL, "--fresh"), put_back)),
     "account limit": Command(stream, LIMIT, nothing),
     "report": Command(stream, ("report", "--out", "r.html"), nothing, (RUN,)),
-    "replay": Command(stream, ("replay", "--to", "folder:grown", "--speed", "max"),
-                      nothing, charged=None),
     "folder close": Command(growing, ("folder", "close", "in", "--new"), lines("in/*.csv"),
                             charged=None),
 }  # fmt: skip

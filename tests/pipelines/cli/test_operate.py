@@ -1,7 +1,5 @@
 """``dpstream folder``: markers are written, and rows of dead letters found.
 
-``dpstream replay``: its examples, and targets, speeds and options that are none.
-
 ``dpstream audit``: its examples, and figures that prove nothing.
 
 ``dpstream state``: each command has examples, and sizes are for the operator.
@@ -68,16 +66,3 @@ def test_a_position_is_a_row_of_a_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "file" in refused("folder", "close", tmp_path, "none.csv")
-
-
-def test_examples_of_replay() -> None:
-    assert len(examples_of("replay")) == 3
-
-
-@pytest.mark.parametrize(
-    ("args", "field"),
-    [(["--to", "nowhere"], "--to"), (["--to", "folder:x", "--speed", "fast"], "--speed"),
-     (["--to", "kafka:h:1/t", "--option", "acks"], "--option"), ([], "--to")],
-)  # fmt: skip
-def test_what_is_refused(args: list[str], field: str, make_job: Callable[..., Job]) -> None:
-    assert field in refused("replay", "--project", make_job().path, *args)

@@ -127,12 +127,6 @@ def tuning(folder: Path, more: bool) -> list[str | Path]:
             "--quantile", "0.9", "--as", "chosen"]  # fmt: skip
 
 
-def recording(folder: Path, more: bool) -> list[str | Path]:
-    run_job(folder, more)
-    (folder / "target").mkdir()
-    return ["replay", "--project", folder, "--to", f"folder:{folder / 'target'}"]
-
-
 def store(folder: Path, more: bool) -> list[str | Path]:
     _done(*run_job(folder, more))
     return ["state", "info", "--project", folder]
@@ -147,7 +141,7 @@ def page(folder: Path, more: bool) -> list[str | Path]:
 COMMANDS: list[tuple[Prepared, bool]] = [
     (run_job, True), (run_empty_job, True), (session_init, True), (session_add, True),
     (session_delete, True), (tables, False), (workload_once, False), (statement, False),
-    (tuning, False), (recording, True),
+    (tuning, False),
 ]  # fmt: skip
 LONGER = [(run_statement, True), (workload_stream, False), (store, False), (page, False)]
 

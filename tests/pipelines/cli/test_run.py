@@ -19,11 +19,10 @@ from tests.reports import edit
 
 
 def test_examples() -> None:
-    assert len(examples_of("run")) == 6
+    assert len(examples_of("run")) == 5
 
 
 def test_refused_before_anything_is_read(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    assert "--speed" in refused("run", "--project", make_job().path, "--speed", "fast")
     assert "--runner" in refused("run", "--project", make_job().path, "--runner", "NoSuchRunner")
     assert not (tmp_path / "releases").exists()
     refused("run", "--project", tmp_path / "none.toml")

@@ -473,8 +473,7 @@ def test_on_prism_only_what_came_before_is_visible(
     job_of(tmp_path)
     os.environ.setdefault("PRISM_LOCATION", binary())
     command = [
-        sys.executable, "-m", "dpstream.pipelines.cli.main", "run", "--quiet",
-        "--runner=PrismRunner", "--speed=20000",
+        sys.executable, "-m", "tests.paced", "20000", "run", "--quiet", "--runner=PrismRunner",
     ]  # fmt: skip
     run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120

@@ -13,7 +13,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.connectors.files.source import ReadFiles, recorded
-from dpstream.pipelines.connectors.replay.source import Replay
+from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.formats import compression
 from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.compression import (
@@ -83,7 +83,7 @@ def test_the_same_rows_at_the_same_positions(
             packed.write_bytes(content)
             assert by_hand(job) == expected
     assert run_in_beam(job) == expected
-    bundles = list(Drive(Replay(job)._dofn, "time", begin=0).all())
+    bundles = list(Drive(StreamFiles(job).reader, "time", begin=0).all())
     rows = rows_of([batch for bundle in bundles for batch in bundle.records])
     dead = letters_of([batch for bundle in bundles for batch in bundle.dead])
     assert (rows, dead) == expected

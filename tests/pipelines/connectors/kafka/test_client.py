@@ -12,7 +12,6 @@ from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.connectors.kafka.client import CERTIFICATES, check_options, looked_up
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink
 from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.connectors.replay import republish
 from tests.pipelines.kafka_jobs import kafka_job
 
 BEYOND = [
@@ -37,8 +36,6 @@ def test_refused_everywhere(name: str, tmp_path: Path) -> None:
     assert "evil" not in str(caught.value)
     with pytest.raises(UsageError, match=f"sink.options.{name}"):
         KafkaSink("127.0.0.1:1", "t", options, job.plan.timeline)
-    with pytest.raises(UsageError, match=f"--option.options.{name}"):
-        republish.target_of("kafka:127.0.0.1:1/t", options)
     with pytest.raises(UsageError):
         check_options("source", {name: "env:PATH"}, ())
 

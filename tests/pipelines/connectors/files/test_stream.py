@@ -1,35 +1,34 @@
-"""A replay gives what a bounded read gives, in time, and never before its watermark allows.
+"""Files as a stream give what a bounded read gives, never before the watermark allows.
 
 The index of a recording: due times never fall in a piece, parts follow them across pieces.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.ingest.columns import instant
+from dpstream.pipelines.connectors.files import stream
 from dpstream.pipelines.connectors.files.source import pieces, read_piece
-from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.connectors.replay import source as replay
-from dpstream.pipelines.connectors.replay import source as replay_index
-from dpstream.pipelines.connectors.replay.source import (
+from dpstream.pipelines.connectors.files.stream import (
     NEVER,
-    Replay,
+    OpenPieces,
+    Slice,
+    StreamFiles,
+    StreamReader,
     due_times,
     index_of,
-    parse_speed,
-    part_at,
     recording_of,
-    replay_bounds,
 )
-from dpstream.pipelines.formats.rows import Refused
+from dpstream.pipelines.connectors.inputs import positioned, refusal
+from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 from tests.drive import Drive, letters_of, rows_of
 
@@ -37,14 +36,11 @@ HOUR = 3_600_000_000
 
 
 @pytest.mark.parametrize(
-    ("least", "behind", "due"),
-    [([3, 1, 2], NEVER, [1, 1, 2]), ([1, 2, 3], 2, [1, 2, 2]), ([5, NEVER], NEVER, [5, 5]),
-     ([NEVER], NEVER, [0]), ([NEVER, 4], NEVER, [4, 4])],
-)  # fmt: skip
-def test_due_is_the_least_of_all_that_follows(
-    least: list[int], behind: int, due: list[int]
-) -> None:
-    assert due_times(np.array(least), behind, 0).tolist() == due
+    ("least", "due"),
+    [([3, 1, 2], [1, 1, 2]), ([5, NEVER], [5, 5]), ([NEVER], [0]), ([NEVER, 4], [4, 4])],
+)
+def test_due_is_the_least_of_all_that_follows(least: list[int], due: list[int]) -> None:
+    assert due_times(np.array(least), 0).tolist() == due
 
 
 @pytest.fixture
@@ -59,21 +55,13 @@ def job(make_job: Callable[..., Job], tmp_path: Path) -> Job:
 
 
 def test_parts_are_in_the_order_of_their_due_times(job: Job) -> None:
-    index, start = index_of(recording_of(job, 3600.0)), job.plan.timeline.start
+    index, timeline = index_of(recording_of(job)), job.plan.timeline
     assert (np.diff(index.due) >= 0).all()
     for piece in (0, 1):  # of one piece, from front to back
         assert (np.diff(index.row[index.piece == piece]) > 0).all()
-    assert index.start.tolist() == [0, *np.cumsum(index.end - index.row)[:-1].tolist()]
-    end = job.plan.timeline.instant_of(job.plan.timeline.last_trigger_time)
-    assert index.bounds == (start, end)  # what lies beyond the job's time is clipped
-    assert replay_bounds(job) == index.bounds
-
-
-def test_every_global_row_has_its_part(job: Job) -> None:
-    index = index_of(recording_of(job, None))
-    for row in range(index.rows):
-        at = part_at(index, row)
-        assert index.start[at] <= row < index.start[at] + index.end[at] - index.row[at]
+    # What lies beyond the job's time is clipped.
+    assert timeline.start <= index.due.min() <= index.due.max()
+    assert index.due.max() <= timeline.instant_of(timeline.last_trigger_time)
 
 
 MakeJob = Callable[..., Job]
@@ -83,7 +71,7 @@ SECOND = 1_000_000
 
 @pytest.fixture(autouse=True)
 def _no_index_of_old_files() -> None:
-    replay_index.index_of.cache_clear()
+    index_of.cache_clear()
 
 
 def table(stamps: list[int]) -> pa.Table:
@@ -123,8 +111,8 @@ def bounded(job: Job) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, s
     return rows_of(records), letters_of(dead)
 
 
-def drive(job: Job, speed: float | None = None, fresh: bool = False) -> Drive:
-    return Drive(Replay(job, speed)._dofn, "time", fresh, begin=START)
+def drive(job: Job, fresh: bool = False) -> Drive:
+    return Drive(StreamFiles(job).reader, "time", fresh, begin=START)
 
 
 def everything(run: Drive) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, str]]]:
@@ -169,94 +157,28 @@ def test_the_same_rows_as_the_bounded_source(
     assert everything(run) == (rows, dead)
 
 
-@pytest.mark.parametrize("speed", [60.0, 1000.0])
-def test_paced_rows_are_the_same_too(
-    tmp_path: Path, make_job: MakeJob, speed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make_job("jsonl")
-    messy(tmp_path / "in", "jsonl")
-    clock = Clock(monkeypatch)
-    run, records, dead = drive(job, speed), [], []
-    while not run.ended:
-        bundle = run.bundle()
-        records += bundle.records
-        dead += bundle.dead
-        clock.now += 7_770_000
-    assert (rows_of(records), letters_of(dead)) == bounded(job)
+class Hasty(OpenPieces):
+    """Slices that promise what follows their own last stamp, whatever is still to come."""
+
+    def slices(self, first: int) -> Iterator[Slice]:
+        for part in super().slices(first):
+            stamps = [instant(each.batch.column("time"))[0] for each in part.parts
+                      if isinstance(each, Rows)]  # fmt: skip
+            yield part._replace(rest=int(np.concatenate(stamps).max()))
 
 
-class Clock:
-    """The wall clock of a replay, set by the test."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1_900_000_000_000_000
-        monkeypatch.setattr("dpstream.pipelines.connectors.unbounded.wall_micros", lambda: self.now)
-        monkeypatch.setattr(
-            "dpstream.pipelines.connectors.replay.source.wall_micros", lambda: self.now
-        )
+class HastyReader(StreamReader):
+    def open(self) -> OpenPieces:
+        return Hasty(self.recording)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_rows_leave_when_their_stamps_are_due(
-    tmp_path: Path, make_job: MakeJob, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two files of one hour side by side, uneven rows: a minute of stream a second."""
-    job = make_job(kind)
-    rng = np.random.default_rng(3)
-    stamps: list[int] = []
-    for name in "ab":
-        mine = np.sort(rng.integers(0, 3600 * SECOND, 700))
-        mine[300:] += 1800 * SECOND
-        stamps += mine.tolist()
-        write(tmp_path / "in" / f"{name}.{kind}", kind, table(mine.tolist()), group=1000)
-    first, last = START + min(stamps), START + max(stamps)
-    assert replay_bounds(job) == (first, last)
-    clock = Clock(monkeypatch)
-    run, begun, left = drive(job, 60.0), clock.now, 0
-    while not run.ended:
-        bundle = run.bundle()
-        due = first + (clock.now - begun) * 60
-        for batch in bundle.records:
-            left += batch.num_rows
-        expected = sum(START + s <= due for s in stamps)
-        # A part spans a tenth of a second, 6 s of stream, and the two files take turns.
-        before = sum(START + s <= due - 6 * SECOND for s in stamps)
-        assert before <= left <= expected
-        if not run.ended:
-            assert bundle.watermark is not None
-            assert due - 7 * SECOND <= bundle.watermark <= due
-        clock.now += 50_000
-    assert left == 1400
-    assert (clock.now - begun) * 60 == pytest.approx(last - first, abs=12 * SECOND)
-
-
-def test_a_slow_stream_keeps_its_watermark_going(
-    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = make_job("csv")
-    write(tmp_path / "in" / "a.csv", "csv", table([0, 3600 * SECOND]))
-    clock = Clock(monkeypatch)
-    run, watermarks = drive(job, 1.0), []
-    for _ in range(50):
-        bundle = run.bundle()
-        assert bundle.delay and bundle.delay <= 0.1
-        watermarks.append(bundle.watermark)
-        clock.now += SECOND
-    assert watermarks == [START + i * SECOND for i in range(50)]
-
-
-def test_the_promise_is_kept_only_by_looking_ahead(
-    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_promise_is_kept_only_by_looking_ahead(tmp_path: Path, make_job: MakeJob) -> None:
     """The sabotaged variant: a watermark that follows what was read."""
     job = make_job("parquet", batch_rows=16)
     write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND for i in [*range(64), 0]]))
     everything(drive(job))
-    monkeypatch.setattr(
-        replay.OpenPieces, "_next", lambda self, number: int(self.index.last[number])
-    )
     with pytest.raises(AssertionError, match="stamp"):
-        everything(drive(job))
+        everything(Drive(HastyReader(recording_of(job)), "time", begin=START))
 
 
 def test_a_group_that_breaks_off(tmp_path: Path, make_job: MakeJob) -> None:
@@ -271,7 +193,7 @@ def test_a_group_that_breaks_off(tmp_path: Path, make_job: MakeJob) -> None:
         broken = bytearray(path.read_bytes())
         broken[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 0xFF
         path.write_bytes(broken)
-        replay_index.index_of.cache_clear()
+        index_of.cache_clear()
         rows, dead = everything(drive(job))
         assert (rows, dead) == bounded(job)
         assert dead == {(0, 40, "unreadable_rest")} and len(rows) == 80
@@ -281,34 +203,16 @@ def test_a_group_that_breaks_off(tmp_path: Path, make_job: MakeJob) -> None:
 def test_a_file_that_vanishes_is_a_coded_error(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("csv")
     write(tmp_path / "in" / "a.csv", "csv", table([0, 1]))
-    source = Replay(job)
+    source = StreamFiles(job)
     (tmp_path / "in" / "a.csv").unlink()
     with pytest.raises(RunError, match="file 0 of the manifest"):
-        Drive(source._dofn, "time").bundle()
+        Drive(source.reader, "time").bundle()
 
 
-def test_speeds() -> None:
-    assert parse_speed("max") is None and parse_speed("60") == 60.0
-    for text in ("", "fast", "0", "-1", "nan", "inf", "1e10"):
-        with pytest.raises(UsageError, match="--speed"):
-            parse_speed(text)
-
-
-def test_only_files_are_recordings(tmp_path: Path, make_job: MakeJob) -> None:
-    job = make_job("csv")
-    write(tmp_path / "in" / "a.csv", "csv", table([0]))
-    with pytest.raises(UsageError, match="--speed"):
-        Replay(job, 0.0)
-    live = msgspec.structs.replace(job.source, kind="folder")
-    with pytest.raises(UsageError, match="not a recording"):
-        Replay(msgspec.structs.replace(job, source=live))
-
-
-def test_nothing_to_replay(tmp_path: Path, make_job: MakeJob) -> None:
+def test_nothing_to_read(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("csv")
     write(tmp_path / "in" / "a.csv", "csv", table([]))
     assert everything(drive(job)) == ({}, set())
-    assert replay_bounds(job) == (START, START)
 
 
 def test_pieces_stay_open_up_to_a_limit(
@@ -318,7 +222,7 @@ def test_pieces_stay_open_up_to_a_limit(
     for i in range(5):
         rows = [i + 10 * n for n in range(200)]
         write(tmp_path / "in" / f"{i}.jsonl", "jsonl", table(rows))
-    monkeypatch.setattr(replay, "OPEN_PIECES", 2)
+    monkeypatch.setattr(stream, "OPEN_PIECES", 2)
     assert everything(drive(job)) == bounded(job)
 
 
@@ -327,9 +231,9 @@ def test_a_long_piece_keeps_fewer_stamps(
 ) -> None:
     job = make_job("jsonl", batch_rows=16)
     messy(tmp_path / "in", "jsonl")
-    monkeypatch.setattr(replay_index, "MAX_GRAINS", 8)
+    monkeypatch.setattr(stream, "MAX_GRAINS", 8)
     assert everything(drive(job)) == bounded(job)
-    few = len(replay_index.index_of(replay_index.recording_of(job, None)).due)
+    few = len(index_of(recording_of(job)).due)
     monkeypatch.undo()
-    replay_index.index_of.cache_clear()
-    assert 0 < few < len(replay_index.index_of(replay_index.recording_of(job, None)).due)
+    index_of.cache_clear()
+    assert 0 < few < len(index_of(recording_of(job)).due)

@@ -1,15 +1,16 @@
-"""A replay on Prism: every row once, and at the speed asked for."""
+"""Files as a stream on Prism: every row once, and at a speed by the tests' own reader."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.connectors.replay.source import Replay
+from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.jobs.job import Job
 from tests.drive import letters_of, rows_of
+from tests.paced import Paced, paced
 from tests.pipelines.conftest import make_job
-from tests.pipelines.connectors.replay.test_source import (
+from tests.pipelines.connectors.files.test_stream import (
     SECOND,
     START,
     bounded,
@@ -27,7 +28,7 @@ __all__ = ["make_job"]
 def test_the_rows_of_the_bounded_source(tmp_path: Path, make_job: MakeJob, kind: str) -> None:
     job = make_job(kind, batch_rows=100)
     messy(tmp_path / "in", kind)
-    with running(Replay(job)) as (seen, result):
+    with running(StreamFiles(job)) as (seen, result):
         result.wait_until_finish()
         outputs = rows_of(seen.batches()), letters_of(seen.batches("dead"))
     assert outputs == bounded(job)
@@ -36,7 +37,7 @@ def test_the_rows_of_the_bounded_source(tmp_path: Path, make_job: MakeJob, kind:
 def test_a_minute_in_two_seconds(tmp_path: Path, make_job: MakeJob) -> None:
     job = make_job("parquet")
     write(tmp_path / "in" / "a.parquet", "parquet", table([i * SECOND // 10 for i in range(600)]))
-    with running(Replay(job, speed=30.0)) as (seen, result):
+    with paced(30.0), running(Paced(job)) as (seen, result):
         wait_for(lambda: seen.rows() > 0)
         result.wait_until_finish()
         left = [(at, row) for at, batch in seen.records for row in batch["time"].to_pylist()]

@@ -1,1 +1,0 @@
-"""Recordings in place of a stream: read at a speed, or published again."""

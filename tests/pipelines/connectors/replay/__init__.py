@@ -1,1 +1,0 @@
-"""Tests of recordings that are replayed."""
