@@ -14,7 +14,7 @@ FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 COPY deploy/build.lock ./
 RUN pip install --no-cache-dir --require-hashes -r build.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY dpstream dpstream
 COPY accounting accounting
 COPY state state

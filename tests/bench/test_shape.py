@@ -26,5 +26,7 @@ def test_what_is_counted() -> None:
 
 
 def test_which_habits_are_counted() -> None:
-    tree = ast.parse("a._b; self._c; row._replace(x=1); raises(match='x'); patch.setattr(a, 'b', 1)")
+    tree = ast.parse(
+        "a._b; self._c; row._replace(x=1); raises(match='x'); patch.setattr(a, 'b', 1)"
+    )
     assert list(habits([tree]).values()) == [1, 1, 1]

@@ -49,8 +49,9 @@ for name in ("accounting", "dp_transforms", "pipelines"):
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `pip wheel` makes of the files that git knows, built as the Dockerfile does."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    files = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "dpstream", *ROOMS, "pyproject.toml", "README.md", "LICENSE"],
+        ["git", "ls-files", "-z", "dpstream", *ROOMS, *files],
         cwd=ROOT, capture_output=True, check=True, text=True,
     )  # fmt: skip
     for name in filter(None, listed.stdout.split("\0")):
@@ -188,6 +189,14 @@ answer.to_pandas()
 """
 SESSION = ("init", "migrate", "add", "replace", "delete", "close", "ask", "plan", "allot", "select",
            "stand", "budget", "transcript", "picture")  # fmt: skip
+
+
+def test_the_description_shows_nothing_broken(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        [name] = [one for one in content.namelist() if one.endswith(".dist-info/METADATA")]
+        text = content.read(name).decode()
+    assert "## What is promised" in text and "dpstream.histogram(" in text
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link] == []
 
 
 class Plain:

@@ -1,6 +1,8 @@
 """Every command and project file that the documentation shows: run, planned or parsed."""
 
+import contextlib
 import importlib.util
+import io
 import re
 import runpy
 import tomllib
@@ -60,8 +62,15 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
     else:
         assert language == "python", f"{named(path)}: nothing runs {language}"
         Path("shown.py").write_text(text)
-        runpy.run_path("shown.py")
+        with contextlib.redirect_stdout(io.StringIO()) as stream:
+            runpy.run_path("shown.py")
+        output = stream.getvalue()
     return output
+
+
+def without_numbers(text: str) -> set[str]:
+    """Lines without the numbers, which are drawn anew each time, and the spaces that align them."""
+    return {" ".join(re.sub(r"\b\d+(\.\d+)?\b", "0", line).split()) for line in text.splitlines()}
 
 
 def run_page(path: Path, ran: list[list[str]]) -> None:
@@ -73,6 +82,8 @@ def run_page(path: Path, ran: list[list[str]]) -> None:
             output = run(path, language, text, ran)
         elif mark == "said":
             assert set(text.splitlines()) <= set(output.splitlines()), output
+        elif mark == "prints":
+            assert without_numbers(text) <= without_numbers(output), output
         elif what == "file":
             file = Path(name)
             assert not file.exists() or file.read_text() == text, f"{named(path)}: another {file}"

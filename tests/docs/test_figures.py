@@ -41,9 +41,9 @@ def test_the_file_is_whole() -> None:
         ("1,034,000 records/s", "1,134,000 records/s"),
         ("median 0.16 s", "median 0.15 s"),
         ("54% less", "57% less"),
-        ("## Two commands", "A run takes 12 seconds and 3 GiB.\n\n## Two commands"),
-        ("## Two commands", "It is 20 times faster.\n\n## Two commands"),
-        ("## Two commands", "|a|CPU|\n|---|---|\n|b|7|\n\n## Two commands"),
+        ("## Documentation", "A run takes 12 seconds and 3 GiB.\n\n## Documentation"),
+        ("## Documentation", "It is 20 times faster.\n\n## Documentation"),
+        ("## Documentation", "|a|CPU|\n|---|---|\n|b|7|\n\n## Documentation"),
     ],
 )
 def test_a_changed_or_new_figure_is_seen(old: str, new: str) -> None:

@@ -83,12 +83,17 @@ def test_what_is_loaded_from_elsewhere_is_seen() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = re.findall(r"- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    navigation = re.findall(r" ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     assert {f"docs/{name}" for name in navigation} == {named(p) for p in PAGES if p != README}
 
 
+def test_every_page_says_first_who_needs_it() -> None:
+    pages = {named(p): p.read_text() for p in PAGES if p.name not in ("README.md", "index.md")}
+    assert [name for name, text in pages.items() if not re.match(r"# .*\n\nFor ", text)] == []
+
+
 def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 200
+    assert len(README.read_text().splitlines()) <= 150
 
 
 LINKED = [*PAGES, ROOT / "SECURITY.md", ROOT / "deploy" / "README.md"]
