@@ -215,14 +215,9 @@ def release_schema() -> str:
 
 
 def metrics() -> str:
-    """Prometheus metrics, public and private."""
-    parts = []
-    for public, title in ((True, "Public"), (False, "For the operator only: exact and private")):
-        rows = [
-            (f"`{m.name}`", m.kind, m.help_text) for m in found("metrics") if m.public == public
-        ]
-        parts.append(f"## {title}\n\n{table('name|type|meaning', rows)}")
-    return "\n".join(parts)
+    """The Prometheus metrics."""
+    rows = [(f"`{m.name}`", m.kind, m.help_text) for m in found("metrics")]
+    return table("name|type|meaning", rows)
 
 
 @functools.cache

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.pipelines.operate.metrics import METRICS, runner_name
+from dpstream.dp_transforms.telemetry import PRIVATE_COUNTERS
+from dpstream.pipelines.operate.metrics import runner_name
 
 #: Dashboard files, public and operator-only.
 FILES = {True: "dashboard-public.json", False: "dashboard-operator.json"}
@@ -41,7 +42,6 @@ def _quantile(q: float, metric: str) -> str:
 
 
 _LATENCY = "dpstream_release_latency_seconds"
-_AFTER = "dpstream_operator_release_after_watermark_seconds"
 PUBLIC = (
     Panel(
         "Behind the public clock",
@@ -82,25 +82,21 @@ PUBLIC = (
 
 
 def _operator_panels() -> tuple[Panel, ...]:
-    counters = [name for name in METRICS if name.counter and not name.public]
-    dead = [name for name in counters if name.counter.startswith("operator_dead")]
-    rest = [name for name in counters if name not in dead]
-
-    def queries(names: list[Any]) -> tuple[tuple[str, str], ...]:
-        return tuple((_rate(n.name), n.counter[9:].replace("_", " ")) for n in names)
-
-    stage = "sum by (stage) (rate(dpstream_operator_stage_seconds_total[5m]))"
-    flink = tuple((f"sum(rate({runner_name(n.counter)}[5m]))", n.counter[9:]) for n in rest)
-    return (
-        Panel("Records and pairs", "ops", queries(rest)),
-        Panel("Dead letters by reason", "ops", queries(dead)),
+    """Panels of the private counters, which Flink's workers export."""
+    dead = [name for name in PRIVATE_COUNTERS if name.startswith("operator_dead")]
+    titles = {
+        "Records and pairs": [name for name in PRIVATE_COUNTERS if name not in dead],
+        "Dead letters by reason": dead,
+    }
+    return tuple(
         Panel(
-            "Release latency after the watermark",
-            "s",
-            ((_quantile(0.5, _AFTER), "median"), (_quantile(0.99, _AFTER), "p99")),
-        ),
-        Panel("Busy stages", "percentunit", ((stage, "{{stage}}"),)),
-        Panel("The same from Flink's workers", "ops", flink),
+            title,
+            "ops",
+            tuple(
+                (f"sum({_rate(runner_name(name))})", name[9:].replace("_", " ")) for name in names
+            ),
+        )
+        for title, names in titles.items()
     )
 
 

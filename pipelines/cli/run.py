@@ -1,7 +1,7 @@
 """``dpstream run``: runs a job, or continues it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,6 @@ from dpstream.pipelines.cli.parts import (
     Chosen,
     examples,
     load_job,
-    options,
     print_account,
     print_charge,
     print_json,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from dpstream.pipelines.stream.run import Result
     from dpstream.pipelines.stream.summary import Released
 
-_PORT = click.IntRange(0, 65535)
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
 #: Hint for a run whose store and releases are files, which ``--fresh`` can move away.
@@ -41,35 +39,6 @@ _COUNTED = {
     "operator_dead_value": "dead value (no number)",
     "operator_dead_source": "dead source (no readable row)",
 }
-#: Their names are those of `pipelines.operate.metrics.Ports`.
-METRICS = options(
-    click.option(
-        "--metrics-port",
-        "public",
-        type=_PORT,
-        help="Serve public quantities to Prometheus on this port (say 9464).",
-    ),
-    click.option(
-        "--metrics-host",
-        "host",
-        default="127.0.0.1",
-        show_default=True,
-        help="Address to serve them on.",
-    ),
-    click.option(
-        "--operator-metrics-port",
-        "operator",
-        type=_PORT,
-        help="Serve exact, private counts, for the operator only, on this separate port.",
-    ),
-    click.option(
-        "--operator-metrics-host",
-        "operator_host",
-        default="127.0.0.1",
-        show_default=True,
-        help="Address to serve them on.",
-    ),
-)
 
 
 @click.command(
@@ -100,7 +69,17 @@ METRICS = options(
 )
 @click.option("--fail-if-empty", is_flag=True, help="End with exit code 4 if nothing was released.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
-@METRICS
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve public quantities to Prometheus on this port (say 9464).",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to serve them on.",
+)
 @OPERATOR
 @AS_JSON
 @click.pass_context
@@ -114,20 +93,22 @@ def run(
     fresh: bool,
     fail_if_empty: bool,
     quiet: bool,
+    metrics_port: int | None,
+    metrics_host: str,
     as_json: bool,
-    **metrics: Any,
 ) -> None:
     """Run a job, or continue it; other flags pass through to Beam.
 
     A job whose source has no end runs until it is interrupted, and continues when it is run
     again.  On a cluster, interrupting it (SIGINT, SIGTERM) stops it there too.
     """
+    from dpstream.pipelines.operate.metrics import serving
+
     checked = load_job(job)
     print_account(checked.ledger, checked.path, job.environment)
     beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
-    run_checked(
-        checked, runner, beam_args, quiet, as_json, through, fail_if_empty, fresh, **metrics
-    )
+    with serving(checked, metrics_port, metrics_host):
+        run_checked(checked, runner, beam_args, quiet, as_json, through, fail_if_empty, fresh)
     if not as_json and checked.sink.folder is not None:
         click.echo(f"Next: `dpstream report {checked.name}{job.flags}`")
 
@@ -141,7 +122,6 @@ def run_checked(
     through: str | None = None,
     fail_if_empty: bool = False,
     fresh: bool = False,
-    **metrics: Any,
 ) -> None:
     """Run a loaded job as `run` does, and print the result.
 
@@ -151,7 +131,6 @@ def run_checked(
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.jobs.committed import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
-    from dpstream.pipelines.operate.metrics import Ports, serving
     from dpstream.pipelines.runners.table import lives_on
     from dpstream.pipelines.stream.run import run_job
 
@@ -172,7 +151,6 @@ def run_checked(
             _nothing_released(checked, fail_if_empty, fresh)
 
     with (
-        serving(checked, Ports(**metrics)),
         Bar(hidden=quiet or as_json) as bar,
         stop_signals(checked.source.unbounded or lives_on(runner)) as stop,
     ):

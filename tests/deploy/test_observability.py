@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dpstream.dp_transforms.telemetry import PRIVATE_COUNTERS
 from dpstream.pipelines.operate.metrics import METRICS, runner_name
 from tests.deploy.scripts import load
 
@@ -30,12 +31,16 @@ def metrics_in(expression: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
 
+#: Metrics of each dashboard: of the job's own process, or private ones of Flink's workers.
+SIDES = {
+    True: {name.name for name in METRICS},
+    False: {runner_name(name) for name in PRIVATE_COUNTERS},
+}
+
+
 def foreign(board: dict[str, Any], public: bool) -> set[str]:
     """Metrics of a dashboard that are not of its side."""
-    metric_names = {name.name for name in METRICS if name.public == public}
-    if not public:
-        metric_names |= {runner_name(name.counter) for name in METRICS if name.counter}
-    return set().union(*map(metrics_in, expressions(board))) - metric_names
+    return set().union(*map(metrics_in, expressions(board))) - SIDES[public]
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -55,8 +60,7 @@ def test_every_metric_exists_and_is_of_its_side(public: bool) -> None:
 
 @pytest.mark.parametrize("public", [True, False])
 def test_every_metric_is_shown(public: bool) -> None:
-    metrics = set().union(*map(metrics_in, expressions(dashboard(public))))
-    assert {name.name for name in METRICS if name.public == public} <= metrics
+    assert SIDES[public] <= set().union(*map(metrics_in, expressions(dashboard(public))))
 
 
 def test_an_operators_metric_in_the_public_one_would_be_seen(
@@ -106,12 +110,13 @@ def test_the_scrape_configuration(path: str) -> None:
     """Public jobs let public names through, Flink's under ours, and nothing else of Flink's."""
     jobs = scrapes(FOLDER.parent / path)
     local = path.startswith("observability")
-    operators = {"dpstream-operator", "flink-operator"}
-    assert set(jobs) == {"dpstream", "dpstream-flink"} | (operators if local else set())
+    assert set(jobs) == {"dpstream", "dpstream-flink"} | ({"flink-operator"} if local else set())
     for name in METRICS:
-        assert relabelled(jobs["dpstream"], name.name) == (name.name if name.public else None)
+        assert relabelled(jobs["dpstream"], name.name) == name.name
         if name.counter:
-            from_flink = relabelled(jobs["dpstream-flink"], runner_name(name.counter))
-            assert from_flink == (name.name if name.public else None)
+            assert relabelled(jobs["dpstream-flink"], runner_name(name.counter)) == name.name
+    for private in PRIVATE_COUNTERS:
+        assert relabelled(jobs["dpstream"], f"dpstream_{private}_total") is None
+        assert relabelled(jobs["dpstream-flink"], runner_name(private)) is None
     for own in ("flink_taskmanager_job_task_operator_numRecordsIn", "flink_jobmanager_Status_x"):
         assert relabelled(jobs["dpstream-flink"], own) is None

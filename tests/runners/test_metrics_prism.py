@@ -10,7 +10,7 @@ import pytest
 from dpstream.dp_transforms.telemetry import Deliveries
 from dpstream.pipelines.connectors.folder.watch import close_files, rfc3339
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.operate.metrics import Ports, serving
+from dpstream.pipelines.operate.metrics import serving
 from dpstream.pipelines.runners.table import PRISM_WHOLE_BUNDLES
 from dpstream.pipelines.stream.run import run_job
 from tests.audit.leaks import hits, make_job
@@ -18,7 +18,6 @@ from tests.folders import CANARY, job_text, write
 from tests.pipelines.operate.test_metrics import families, scrape
 from tests.runners.prism import binary
 
-AFTER = "dpstream_operator_release_after_watermark_seconds"
 SINCE = "dpstream_release_latency_seconds"
 SECOND = 1_000_000
 
@@ -34,26 +33,25 @@ def deliveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deliveries]:
     yield fresh
 
 
-def run_on_prism(job: Job, stop: threading.Event | None = None) -> tuple[str, str]:
-    """What the public and the operator's endpoint say after a run."""
+def run_on_prism(job: Job, stop: threading.Event | None = None) -> str:
+    """What the endpoint says after a run."""
     flags = [
         f"--prism_location={binary()}",
         "--prism_log_level=warn",
         "--streaming",
         PRISM_WHOLE_BUNDLES,
     ]
-    with serving(job, Ports(0, 0)) as (public, operator):
+    with serving(job, 0) as port:
         run_job(job, "PrismRunner", flags, stop=stop)
-        return scrape(public), scrape(operator)
+        return scrape(port)
 
 
 def test_every_release_has_a_latency(tmp_path: Path, deliveries: Deliveries) -> None:
     job = make_job(tmp_path / "job")
-    text, private = run_on_prism(job)
-    seen, triggers = families(text) | families(private), job.plan.timeline.triggers
-    assert seen["dpstream_releases_delivered_total"] == triggers
-    assert seen[f"{AFTER}_count"] == triggers
-    assert 0 < seen[f"{AFTER}_sum"] < 10 * triggers
+    text, triggers = run_on_prism(job), job.plan.timeline.triggers
+    assert families(text)["dpstream_releases_delivered_total"] == triggers
+    assert sum(deliveries.since_passed.counts) == triggers
+    assert 0 < deliveries.since_passed.total < 10 * triggers
     assert not hits(text)
     assert sum(deliveries.since_trigger_time.counts) == 0, "a replay is not live"
 
@@ -74,7 +72,7 @@ def live_job(folder: Path, start: int, seconds: int) -> Job:
     return load_job(folder / "dpstream.toml")
 
 
-def test_a_live_stream(tmp_path: Path) -> None:
+def test_a_live_stream(tmp_path: Path, deliveries: Deliveries) -> None:
     """Files are closed as time passes; each release is late by no more than a few looks."""
     begin = (time.time_ns() // 1_000_000_000 + 4) * SECOND
     job, ended = live_job(tmp_path, begin, 5), threading.Event()
@@ -93,16 +91,16 @@ def test_a_live_stream(tmp_path: Path) -> None:
     producer.start()
     limit.start()
     try:
-        text, private = run_on_prism(job, stop)
+        text = run_on_prism(job, stop)
     finally:
         ended.set()
         limit.cancel()
         producer.join()
-    seen = families(text) | families(private)
+    seen, passed = families(text), deliveries.since_passed
     assert not stop.is_set(), "it did not end by itself"
-    assert seen[f"{SINCE}_count"] == seen[f"{AFTER}_count"] == 5
-    assert AFTER not in text, "the time of a step follows its records"
-    assert 0 < seen[f"{AFTER}_sum"] < seen[f"{SINCE}_sum"] < 5 * 10
+    assert seen[f"{SINCE}_count"] == sum(passed.counts) == 5
+    assert "watermark" not in text, "the time of a step follows its records"
+    assert 0 < passed.total < seen[f"{SINCE}_sum"] < 5 * 10
     assert seen[f"{SINCE}_sum"] == int(seen[f"{SINCE}_sum"])
     assert seen["dpstream_last_cut_timestamp_seconds"] == begin / SECOND + 5
     assert CANARY not in text

@@ -1,4 +1,4 @@
-"""Prometheus endpoints: what is public, what is the operator's, and that neither shows a record."""
+"""The Prometheus endpoint: it shows public quantities alone, and no record."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms import telemetry
 from dpstream.dp_transforms.telemetry import (
     LATENCY_SECONDS,
@@ -24,7 +24,7 @@ from dpstream.dp_transforms.telemetry import (
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import metrics
-from dpstream.pipelines.operate.metrics import METRICS, Ports, runner_name, serving
+from dpstream.pipelines.operate.metrics import METRICS, Name, runner_name, serving
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.leaks import CANARIES, KEY, UNIT, VALUE, hits, make_job
@@ -66,20 +66,18 @@ def exported(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in sample_names}
 
 
-def served(job: Job) -> tuple[str, str]:
-    """Both endpoints."""
-    with serving(job, Ports(0, 0)) as (public, operator):
-        return scrape(public), scrape(operator)
+def served(job: Job) -> str:
+    with serving(job, 0) as port:
+        return scrape(port)
 
 
-def test_a_run_is_seen_on_both_ports(tmp_path: Path) -> None:
+def test_a_run_is_seen(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
-    with serving(job, Ports(0, 0)) as (public, operator):
-        before = families(scrape(public))
+    with serving(job, 0) as port:
+        before = families(scrape(port))
         result = run_job(job)
-        open_text, closed_text = scrape(public), scrape(operator)
+        seen = families(scrape(port))
     assert before["dpstream_steps_committed_total"] == 0
-    seen, private = families(open_text), families(closed_text)
     timeline = job.plan.timeline
     assert seen["dpstream_steps_committed_total"] == result.steps == 8
     assert seen["dpstream_steps_reemitted_total"] == 0
@@ -93,80 +91,62 @@ def test_a_run_is_seen_on_both_ports(tmp_path: Path) -> None:
     assert seen[f"dpstream_plan_info,plan_hash={job.plan.hash}"] == 1
     # Trigger times of 2024 are no live ones.
     assert seen["dpstream_release_latency_seconds_count"] == 0
-    assert (
-        private["dpstream_operator_records_in_total"]
-        == result.operator_only["operator_records_in"]
-        > 0
-    )
-    assert private["dpstream_operator_stage_seconds_total,stage=step"] > 0
 
 
-def test_each_port_shows_its_own_names_and_all_of_them(tmp_path: Path) -> None:
-    public, operator = served(make_job(tmp_path / "job"))
-    names = {name.name: name.public for name in METRICS}
+def test_the_port_shows_all_names_of_the_list_and_no_other(tmp_path: Path) -> None:
+    text = served(make_job(tmp_path / "job"))
     absent = {"dpstream_last_cut_timestamp_seconds"}  # nothing is delivered yet
-    assert exported(public) == {n for n, is_public in names.items() if is_public} - absent
-    assert exported(operator) == {n for n, is_public in names.items() if not is_public}
-    assert "operator" not in public
-    assert all("operator_" in name for name in exported(operator))
+    assert exported(text) == {name.name for name in METRICS} - absent
+    assert "operator" not in text
 
 
 def test_every_counter_has_its_side() -> None:
     assert set(PRIVATE_COUNTERS).isdisjoint(PUBLIC_COUNTERS)
     assert set(OPERATOR_COUNTERS) == {*PRIVATE_COUNTERS, *PUBLIC_COUNTERS}
     assert all(name.startswith("operator_") for name in PRIVATE_COUNTERS)
-    sides = {name.counter: name.public for name in METRICS if name.counter}
-    assert sides == {name: name in PUBLIC_COUNTERS for name in OPERATOR_COUNTERS}
+    assert [name.counter for name in METRICS if name.counter] == [*PUBLIC_COUNTERS]
 
 
-def test_nothing_private_on_the_public_port(tmp_path: Path) -> None:
+def test_nothing_private_on_the_port(tmp_path: Path) -> None:
     """The canary job, with tables that a faulty stage has filled with what it should not."""
     job = make_job(tmp_path / "job")
-    with serving(job, Ports(0, 0)) as (public, operator):
+    with serving(job, 0) as port:
         run_job(job)
         operator_totals.update({UNIT: 3, f"operator_records of {KEY}": 4})
         stage_seconds[f"step {VALUE}"] += 1
         try:
-            text, private = scrape(public), scrape(operator)
+            text = scrape(port)
         finally:
             del stage_seconds[f"step {VALUE}"]
-    assert not hits(text) and not hits(private)
-    assert not any(canary in text + private for canary in CANARIES)
+    assert not hits(text)
+    assert not any(canary in text for canary in CANARIES)
     counts = [operator_totals[name] for name in PRIVATE_COUNTERS if operator_totals[name] > 9]
     assert counts and not {float(n) for n in counts} & set(families(text).values())
 
 
-def test_a_private_counter_on_the_public_side_would_be_seen(
+def test_a_private_counter_on_the_port_would_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leaky = tuple(
-        name._replace(public=True) if name.counter == "operator_records_in" else name
-        for name in METRICS
-    )
-    monkeypatch.setattr(metrics, "METRICS", leaky)
+    private = Name("dpstream_operator_records_in_total", "counter", "", "operator_records_in")
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, private))
     job = make_job(tmp_path / "job")
     run_job(job)
-    public, _ = served(job)
-    assert "operator" in public
-    assert float(operator_totals["operator_records_in"]) in families(public).values()
+    text = served(job)
+    assert "operator" in text
+    assert float(operator_totals["operator_records_in"]) in families(text).values()
 
 
-def test_the_ports_answer_this_machine_only_and_end_with_the_run(tmp_path: Path) -> None:
+def test_the_port_answers_this_machine_only_and_ends_with_the_run(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
-    assert Ports().host == Ports().operator_host == "127.0.0.1"
-    with serving(job, Ports(0)) as (public, operator):
-        assert operator is None
-        with (
-            pytest.raises(RunError, match="--operator-metrics-port"),
-            serving(job, Ports(None, public)),
-        ):
+    with serving(job, 0) as port:
+        addresses = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+        assert f"0100007F:{port:04X}" in addresses and f"00000000:{port:04X}" not in addresses
+        with pytest.raises(RunError, match="--metrics-port"), serving(job, port):
             pass
     with pytest.raises(OSError):
-        scrape(public)
-    with pytest.raises(UsageError, match="port of its own"), serving(job, Ports(9464, 9464)):
-        pass
-    with serving(job, Ports()) as nothing:
-        assert nothing == (None, None)
+        scrape(port)
+    with serving(job, None) as nothing:
+        assert nothing is None
 
 
 def test_latencies_of_live_trigger_times_only(tmp_path: Path) -> None:
@@ -181,8 +161,7 @@ def test_latencies_of_live_trigger_times_only(tmp_path: Path) -> None:
     deliveries.delivered(30 * SECOND, 32 * SECOND)
     deliveries.delivered(40 * SECOND, 40 * SECOND + 7_200 * SECOND)
     deliveries.delivered(15 * SECOND, 15 * SECOND)
-    text, _ = served(make_job(tmp_path / "job"))
-    seen = families(text)
+    seen = families(served(make_job(tmp_path / "job")))
     name = "dpstream_release_latency_seconds"
     assert seen[f"{name}_count"] == 4
     assert seen[f"{name}_sum"] == 1 + 2 + 7_200, "each rounded up"
