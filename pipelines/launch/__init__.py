@@ -1,1 +1,1 @@
-"""Launchers of the Dataflow template: for a job, the batch of a ticket, or census tables."""
+"""The launcher of the Dataflow template: for a job, or the batch of a ticket."""

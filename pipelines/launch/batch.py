@@ -7,22 +7,18 @@ again after an interruption continues with that ticket, which gives the same byt
 another ticket is refused.  The answer is written last, as a whole.
 """
 
-import argparse
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apache_beam as beam
 import msgspec
 
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.ask.draft import File
-from dpstream.pipelines.launch import dataflow
-from dpstream.pipelines.project.project import Project, load_project, secret_of
+from dpstream.pipelines.ask.draft import File, get, put
+from dpstream.pipelines.project.project import Project, secret_of
 from dpstream.pipelines.session.config import session_table
 from dpstream.pipelines.session.records.flow import ANSWER, Task, build, shards_for
 from dpstream.pipelines.session.ticket import Ticket, opened
-from dpstream.pipelines.tabulation.remote import get, put
 
 #: Of which ticket an output is.
 BATCH = "batch.json"
@@ -50,8 +46,7 @@ class BatchParameters(NamedTuple):
 
         Raises:
             UsageError: there is no such table, or a path or the secret is on the launcher's
-            machine,
-                which is deleted afterwards.
+                machine, which is deleted afterwards.
         """
         name, section = session_table(project, name)
         data_set, _ = project.data_set(section.data_set, f"table.{name}.data_set")
@@ -61,7 +56,14 @@ class BatchParameters(NamedTuple):
             f"table.{name}.coordinates": section.coordinates or "",
             "--out_folder": out,
         }
-        ticket, table, out = dataflow.in_stores(places, secret)
+        fixes = {field: "use gs://" for field, place in places.items() if "://" not in place}
+        if secret.kind != "gcp":
+            fixes["secret"] = (
+                "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves"
+            )
+        for field, fix in fixes.items():
+            raise UsageError(field, "is on the launcher's machine, which is thrown away", fix)
+        ticket, table, out = (place.rstrip("/") for place in places.values())
         return cls(ticket, table, out, secret)
 
 
@@ -118,17 +120,3 @@ def begin(options: BatchParameters) -> Begin:
 def pipeline_of(began: Begin, pipeline: beam.Pipeline) -> None:
     """Add the transforms of a batch to a pipeline."""
     build(pipeline, began.task, began.ticket.parts)
-
-
-def start(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the batch, or describe it without starting: public names and options only."""
-    opened = load_project(project, own.environment)
-    options = BatchParameters.of(opened, own.name, own.ticket, own.out_folder)
-    beam_flags = dataflow.flags(beam_args, streaming=False)
-    if own.dry_run == "true":
-        names = {"ticket": options.ticket, "table": options.table, "out_folder": options.out}
-        return {**names, "options": dataflow.options_of(beam_flags)}
-    began = begin(options)
-    if not began.done:
-        dataflow.submit(lambda pipeline: pipeline_of(began, pipeline), beam_flags)
-    return {"run_id": began.ticket.run_id, "done": began.done}

@@ -1,7 +1,7 @@
 """Start a section of a project file on Dataflow without waiting: the program of the flex template.
 
 The template takes the project file, an environment, the kind of section (``kind``) and its name: a
-job, census tables, or a batch that a session has paid.  All else is in the project file.  The
+job, or the table of a batch that a session has paid.  All else is in the project file.  The
 launcher's machine is deleted afterwards, so a path on it is refused: of a job (`check_remote`) its
 store, account, secret, input or releases.
 """
@@ -9,26 +9,70 @@ store, account, secret, input or releases.
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.launch import dataflow
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
+from dpstream.pipelines.runners.table import (
+    RUNNERS,
+    make_runner,
+    refuse_at_least_once,
+    refuse_unknown,
+)
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state.ledger.open import PROJECT_FILE, file_of
 from dpstream.state.private_log import unexpected
 
 #: What can be started, and the parameters beside the project file that it needs.
-KINDS = {"job": (), "census": ("out_folder",), "batch": ("out_folder", "ticket")}
+KINDS = {"job": (), "batch": ("out_folder", "ticket")}
 _FILES = ("parquet", "csv", "jsonl")
-Start = Callable[[Path, argparse.Namespace, list[str]], dict[str, Any]]
+RUNNER = "DataflowRunner"
+
+
+def flags(given: Sequence[str], streaming: bool) -> list[str]:
+    """Return Beam's flags for Dataflow: the given ones, and those that the pipeline needs.
+
+    Args:
+        streaming: whether the input has no end.
+
+    Raises:
+        UsageError: a flag that breaks exactly-once processing, one that neither the template nor
+            Beam knows, or another runner.
+    """
+    refuse_unknown(given, RUNNERS[RUNNER].flags)
+    parsed = PipelineOptions(list(given))
+    refuse_at_least_once(parsed)
+    options = parsed.get_all_options()
+    if options["runner"] not in (None, RUNNER):
+        raise UsageError("--runner", f"must be {RUNNER} here", "leave it out")
+    if options["streaming"] and not streaming:
+        raise UsageError("--streaming", "is for jobs without an end", "leave it out")
+    added = [f"--runner={RUNNER}"] if options["runner"] is None else []
+    if streaming and not options["streaming"]:
+        added.append("--streaming")
+    if options["sdk_container_image"] and options["sdk_location"] == "default":
+        added.append("--sdk_location=container")  # the image has the SDK: nothing is staged
+    return [*given, *added]
+
+
+def options_of(beam_args: Sequence[str]) -> dict[str, Any]:
+    """Return Beam's options by name, for a dry run."""
+    options = PipelineOptions(list(beam_args)).get_all_options(drop_default=True)
+    return {name: value for name, value in sorted(options.items()) if value is not None}
+
+
+def without_runner(beam_args: Sequence[str]) -> list[str]:
+    """Return Beam's flags without that of the runner."""
+    return [flag for flag in beam_args if not flag.startswith("--runner=")]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,9 +80,9 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     texts = {
         "project_file": "the project file, local or gs://",
-        "name": "of the job, the census section or the table; without it the only one",
+        "name": "of the job or the table; without it the only one",
         "environment": "whose places are taken",
-        "out_folder": "of census tables and batches: a new folder, gs://",
+        "out_folder": "of a batch: a new folder, gs://",
         "ticket": "of a batch: what `dpstream session ask --ticket` wrote, gs://",
     }
     for name, text in texts.items():
@@ -130,28 +174,41 @@ def start_job(project: Path, own: argparse.Namespace, beam_args: list[str]) -> d
     """Start the job and do not wait; a dry run describes it by public names and options."""
     job = load_job(project, own.name, environment=own.environment)
     check_remote(job)
-    beam_flags = dataflow.flags(beam_args, job.source.unbounded)
+    beam_flags = flags(beam_args, job.source.unbounded)
     if own.dry_run == "true":
         return {
             "plan_hash": job.plan.hash,
             "source": job.plan.source,
             "store": job.state.store,
             "shards": job.state.shards,
-            "options": dataflow.options_of(beam_flags),
+            "options": options_of(beam_flags),
         }
-    result = run_job(job, dataflow.RUNNER, dataflow.without_runner(beam_flags), detach=True)
+    result = run_job(job, RUNNER, without_runner(beam_flags), detach=True)
     return {"run_id": result.run_id, "plan_hash": result.plan_hash}
 
 
-def _starter(kind: str) -> Start:
-    """Return the function that starts a kind; that of tables imports what it needs."""
-    if kind == "job":
-        return start_job
-    if kind == "census":
-        from dpstream.pipelines.launch.census import start
-    else:
-        from dpstream.pipelines.launch.batch import start
-    return start
+def start_batch(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
+    """Start the batch and do not wait; a dry run describes it by public names and options."""
+    from dpstream.pipelines.launch.batch import BatchParameters, begin, pipeline_of
+
+    opened = load_project(project, own.environment)
+    parameters = BatchParameters.of(opened, own.name, own.ticket, own.out_folder)
+    beam_flags = flags(beam_args, streaming=False)
+    if own.dry_run == "true":
+        return {
+            "ticket": parameters.ticket,
+            "table": parameters.table,
+            "out_folder": parameters.out,
+            "options": options_of(beam_flags),
+        }
+    began = begin(parameters)
+    if not began.done:
+        engine = make_runner(RUNNER, without_runner(beam_flags))
+        engine.options.view_as(StandardOptions).streaming = False
+        pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
+        pipeline_of(began, pipeline)
+        pipeline.run()
+    return {"run_id": began.ticket.run_id, "done": began.done}
 
 
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
@@ -168,7 +225,8 @@ def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
         project = fetch(own.project_file, Path(folder), own.kind, own.name)
         try:
-            return _starter(own.kind)(project, own, beam_args)
+            run = start_job if own.kind == "job" else start_batch
+            return run(project, own, beam_args)
         except UsageError as error:
             if error.field != "--env":  # what commands call the template's parameter
                 raise

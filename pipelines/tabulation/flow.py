@@ -24,24 +24,19 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.batches import numbers
 from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.tabulation.expand import NONE, Pairs, summed
 from dpstream.dp_transforms.telemetry import count, guarded
-from dpstream.pipelines.ask.draft import MANIFEST, RUN, Begun, File, manifest_of
-from dpstream.pipelines.ask.folder import Written
-from dpstream.pipelines.formats.receipt import encoded
+from dpstream.pipelines.ask.draft import write_file
 from dpstream.pipelines.tabulation.inputs import Inputs, prepared
 from dpstream.pipelines.tabulation.private import Piece, read_one
-from dpstream.pipelines.tabulation.remote import Stamp, check_still, get, put
 from dpstream.pipelines.tabulation.work import (
     counted,
     counts_digest,
     finished,
-    names_of,
     pairs_of,
     parts_of,
 )
@@ -58,12 +53,9 @@ class Task(NamedTuple):
     Attributes:
         inputs: where the files are.
         run_id: run id of the charge.
-        folder: the draft, or the URL of a folder in a store.
+        folder: the draft.
         letters: folder of refused records, ``None``: they refuse the file.
         keys: where a worker finds the secret.
-        request: fingerprint of what was asked; for `Seal`.
-        stamp: of the records in a store when the execution began; ``None`` on a disk, where the
-            launcher looks before it publishes.
     """
 
     inputs: Inputs
@@ -71,8 +63,6 @@ class Task(NamedTuple):
     folder: str
     letters: str | None
     keys: SecretSource
-    request: str = ""
-    stamp: Stamp | None = None
 
 
 def build(
@@ -157,69 +147,10 @@ class Publish(Keyed[Task]):
 
     @guarded("release")
     def process(self, routed: Routed, inputs: bytes) -> Iterator[str]:
-        """Write the files, and say which (``Written`` by name, as JSON).
-
-        All pieces are counted when the first part comes here, so that records which are still what
-        they were when the run id was drawn are what was counted.  Files of a store are seen as soon
-        as they are put: other records, or another run's, must not come that far.
-
-        Raises:
-            PolicyError: the records changed.
-            UsageError: another execution took the output.
-        """
+        """Write the files, and yield their names."""
         task, (number, batch) = self._task, routed
-        _check_unchanged(task)
-        setup, written = prepared(task.inputs), {}
+        setup = prepared(task.inputs)
         part, pairs = parts_of(setup)[number], _pairs(batch)
         for file in finished(setup, part, pairs, self._ring, task.run_id, inputs):
-            written[file.name] = put(task.folder, file)
-        yield msgspec.json.encode(written).decode()
-
-
-def _check_unchanged(task: Task) -> None:
-    """Refuse to publish into a store what was counted of records that changed since, or where
-    another launcher began at the same time: its run id stands.
-    """
-    if task.stamp is None:
-        return
-    check_still(task.inputs.data, task.inputs.choice.program, task.stamp)
-    begun = get(task.folder, RUN)
-    if begun is None or msgspec.json.decode(begun, type=Begun).run_id != task.run_id:
-        raise UsageError("out_folder", "is another execution's", "name a new folder")
-
-
-class Seal(beam.DoFn):
-    """Writes the manifest when all tables are there, which makes them an output."""
-
-    def __init__(self, task: Task, insecure: bool) -> None:
-        self._task, self._insecure = task, insecure
-
-    @guarded("release")
-    def process(self, met: tuple[int, Iterable[str]]) -> Iterator[str]:
-        """Yield the name of the manifest.
-
-        Raises:
-            RunError: a file is not there.
-            PolicyError: the records changed.
-        """
-        task, files = self._task, dict[str, Written]()
-        for text in met[1]:
-            files |= msgspec.json.decode(text, type=dict[str, Written])
-        setup = prepared(task.inputs)
-        if files.keys() != set(names_of(setup)):
-            raise RunError("runner", "has not handed over a part of the tables", "run again")
-        _check_unchanged(task)
-        head = {"run_id": task.run_id, "plan_hash": setup.plan.hash}  # sealed again, it is the same
-        receipt = manifest_of(setup.plan, head, self._insecure, files, task.request)
-        put(task.folder, File(MANIFEST, encoded(receipt)))
-        yield MANIFEST
-
-
-def sealed(published: beam.PCollection, task: Task, insecure: bool) -> beam.PCollection:
-    """Write the manifest after all tables, for a run that nobody waits for."""
-    return (
-        published
-        | "Together" >> beam.WithKeys(0).with_output_types(tuple[int, str])
-        | "ByOutput" >> beam.GroupByKey()
-        | "Seal" >> beam.ParDo(Seal(task, insecure)).with_output_types(str)
-    )
+            write_file(Path(task.folder), file)
+            yield file.name

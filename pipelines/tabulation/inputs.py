@@ -42,7 +42,6 @@ from dpstream.pipelines.tabulation.public_files import (
     read_totals,
     total_files,
 )
-from dpstream.pipelines.tabulation.remote import fetched
 from dpstream.pipelines.tabulation.text import Fault, Faults, first_line, refuse, usable_header
 from dpstream.state.disk_errors import cause_of, file_error
 
@@ -140,7 +139,7 @@ class Inputs(NamedTuple):
     """The files of an execution.
 
     Attributes:
-        parameters, data: folders, by their paths or by URLs of a store.
+        parameters, data: paths of folders.
         choice: what is asked for beside them.
         digest: of the public files, as `digest_of` gives it; notices that one changed meanwhile.
         place: of the data relative to the project file: it identifies the records.
@@ -202,9 +201,7 @@ def check_records(inputs: Inputs) -> None:
     Raises:
         UsageError: there is a fault.
     """
-    program = inputs.choice.program
-    with fetched(inputs.parameters, inputs.data, program, records=True) as (_, data):
-        refuse(_header_faults(data, program))
+    refuse(_header_faults(Path(inputs.data), inputs.choice.program))
 
 
 @functools.lru_cache(maxsize=1)
@@ -215,16 +212,16 @@ def prepared(inputs: Inputs) -> Prepared:
         UsageError: a file has a fault.
         RunError: the files are not those that the inputs were made of.
     """
-    with fetched(inputs.parameters, inputs.data, inputs.choice.program) as (parameters, data):
-        paths = public_paths(parameters, data, inputs.choice.program)
-        loaded = load(parameters, data, inputs.choice, records=False)
-        setup = prepared_of(loaded, lists_digest(paths))
-        if digest_of(paths) != inputs.digest:
-            raise RunError(
-                "PARAMETERS",
-                "have a file that changed while it was read",
-                "run again when it is whole",
-            )
+    parameters, data = Path(inputs.parameters), Path(inputs.data)
+    paths = public_paths(parameters, data, inputs.choice.program)
+    loaded = load(parameters, data, inputs.choice, records=False)
+    setup = prepared_of(loaded, lists_digest(paths))
+    if digest_of(paths) != inputs.digest:
+        raise RunError(
+            "PARAMETERS",
+            "have a file that changed while it was read",
+            "run again when it is whole",
+        )
     return setup
 
 

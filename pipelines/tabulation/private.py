@@ -103,19 +103,9 @@ def lines_of(piece: Piece) -> Iterator[Lines]:
         begin = end
 
 
-def _opened(path: str) -> BinaryIO:
-    """A file, or an object of a store by its URL."""
-    if "://" not in path:
-        return open(path, "rb", buffering=0)
-    from dpstream.pipelines.connectors.folder.store import Folder
-
-    folder, _, name = path.rpartition("/")
-    return Folder(folder).stream(name)
-
-
 def _content(piece: Piece) -> tuple[bytes, int]:
     """The bytes of a piece's lines, and the place of the first one in the file."""
-    with _opened(piece.path) as raw:
+    with open(piece.path, "rb", buffering=0) as raw:
         before = max(0, piece.begin - 1)
         raw.seek(before)
         data = _read(raw, piece.end - before)

@@ -15,8 +15,14 @@ from apache_beam.runners.runner import PipelineResult
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.launch import launcher
-from dpstream.pipelines.launch.dataflow import flags, options_of
-from dpstream.pipelines.launch.launcher import check_remote, fetch, main, parser
+from dpstream.pipelines.launch.launcher import (
+    check_remote,
+    fetch,
+    flags,
+    main,
+    options_of,
+    parser,
+)
 from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
@@ -93,7 +99,7 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     ("name", "good", "bad"),
     [
         ("project_file", ["gs://b/a/dpstream.toml"], ["/a/dpstream.toml", "gs://b/visits.json"]),
-        ("kind", ["job", "census", "batch"], ["sql", ""]),
+        ("kind", ["job", "batch"], ["census", "sql", ""]),
         ("name", ["daily"], ["a b", ""]),
         ("out_folder", ["gs://b/out"], ["out"]),
         ("sdk_container_image", [IMAGE, IMAGE + "@sha256:" + "0" * 64], ["dp stream", ""]),
@@ -232,5 +238,7 @@ def test_a_project_file_from_any_file_system(tmp_path: Path) -> None:
     assert fetch(str(tmp_path / "a.toml"), local).read_text() == text
     assert (local / "live.sql").read_text() == "SELECT page FROM visits"
     (tmp_path / "b.toml").write_text("#" * (2 << 20))
-    with pytest.raises(UsageError, match="exceeds"):
-        fetch(str(tmp_path / "b.toml"), local)
+    for name, rule in (("b.toml", "exceeds"), ("none.toml", "cannot be read")):
+        with pytest.raises(UsageError, match=rule) as error:
+            fetch(str(tmp_path / name), local)
+        assert error.value.field == "--project_file" and str(tmp_path) not in str(error.value)

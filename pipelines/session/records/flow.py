@@ -63,12 +63,11 @@ from dpstream.dp_transforms.session.batches import (
 )
 from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
-from dpstream.pipelines.ask.draft import File
+from dpstream.pipelines.ask.draft import File, put
 from dpstream.pipelines.connectors.folder.store import Folder
 from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.session.records.manifest import Part, digest, read_manifest
 from dpstream.pipelines.session.records.parts import USABLE, damaged, reading
-from dpstream.pipelines.tabulation.remote import put
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.ledger.events import packed as packed_boxes
 from dpstream.state.ledger.events import unpacked

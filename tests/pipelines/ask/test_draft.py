@@ -12,7 +12,8 @@ from dpstream.pipelines.ask.draft import (
     Manifest,
     decoded,
     existing_manifest,
-    of_run,
+    get,
+    put,
     write_file,
 )
 from dpstream.pipelines.formats.receipt import encoded
@@ -20,18 +21,10 @@ from dpstream.pipelines.formats.receipt import encoded
 
 def manifest(**changed: object) -> Manifest:
     made = Manifest(
-        run_id="5a" * 16, plan_hash="hash", program="p", request="1b" * 16, epsilon=1.0,
+        run_id="5a" * 16, plan_hash="hash", program="p", epsilon=1.0,
         delta=1e-10, mu=None, rho=0.5, insecure=False, files={},
     )  # fmt: skip
     return msgspec.structs.replace(made, **changed)
-
-
-def test_what_an_output_shows_of_a_request_is_of_its_run_alone(tmp_path: Path) -> None:
-    suffixes = {of_run(request, run) for request in ("1b" * 16, "2d" * 16) for run in ("a", "b")}
-    assert len(suffixes) == 4 and not suffixes & {"1b" * 16, "2d" * 16}
-    mine = manifest(request=of_run("1b" * 16, "5a" * 16))
-    assert mine.answers("1b" * 16) and not mine.answers("2d" * 16)
-    assert not manifest(request="1b" * 16).answers("1b" * 16)
 
 
 def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
@@ -52,3 +45,16 @@ def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="another form"):
         existing_manifest(out)
     assert decoded(encoded(manifest())) == manifest()
+
+
+def test_objects_are_put_and_got(tmp_path: Path) -> None:
+    file = File("t3/T03001/a.csv", b"one\n")
+    put(str(tmp_path / "a"), file)
+    put((tmp_path / "b").as_uri(), file)
+    for folder in ("a", "b"):
+        assert (tmp_path / folder / file.name).read_bytes() == b"one\n"
+    assert get((tmp_path / "b").as_uri(), file.name) == b"one\n"
+    assert get((tmp_path / "b").as_uri(), "t1/none.csv") is None
+    (tmp_path / "c").write_text("no folder")
+    with pytest.raises(RunError, match="out_folder"):
+        put((tmp_path / "c").as_uri(), file)

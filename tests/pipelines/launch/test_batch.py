@@ -1,10 +1,12 @@
 """Batches on Dataflow: a ticket that was paid, the bytes of one process, nothing without it."""
 
+import json
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_runner_api_pb2
 
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -16,11 +18,11 @@ from dpstream.pipelines.launch.batch import (
     begin,
     pipeline_of,
 )
+from dpstream.pipelines.launch.launcher import flags, main, without_runner
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.session.records.flow import ANSWER
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.ticket import ticket_of
-from tests.pipelines.launch.building import built
 from tests.pipelines.session.batching import KEY, RUN, Made, here, made, secret_file
 
 PROJECT = """
@@ -33,6 +35,8 @@ coordinates = "gs://b/rides.table/"
 dimension.hour = { type = "integer", low = 0, high = 24 }
 dimension.epsilon = { type = "budget", most = 2.0, column = "budget" }
 """
+CLOUD = ["--project=p", "--region=europe-west4", "--temp_location=gs://b/t",
+         "--sdk_container_image=europe-docker.pkg.dev/p/r/dpstream:1"]  # fmt: skip
 TICKET, OUT = "gs://b/tickets/one.json", "gs://b/out"
 
 
@@ -96,10 +100,16 @@ def test_nothing_is_done_without_a_ticket_of_the_key(table: Made, tmp_path: Path
 
 def test_the_template_is_built_with_the_options_of_the_service(table: Made, tmp_path: Path) -> None:
     """What Dataflow is handed: a pipeline that ends, without the key."""
-    began = begin(asked_of(table, tmp_path))
-    names, proto = built(lambda pipeline: pipeline_of(began, pipeline))
+    options = PipelineOptions(without_runner(flags(CLOUD, streaming=False)))
+    pipeline = beam.Pipeline(options=options)
+    pipeline_of(begin(asked_of(table, tmp_path)), pipeline)
+    proto = pipeline.to_runner_api()
+    bounded = {collection.is_bounded for collection in proto.components.pcollections.values()}
+    assert bounded == {beam_runner_api_pb2.IsBounded.BOUNDED}
+    names = {transform.unique_name for transform in proto.components.transforms.values()}
     assert {"Tally", "ByShard", "Measure", "Together", "Release"} <= names
-    assert KEY.encode() not in proto and bytes.fromhex(KEY) not in proto
+    data = proto.SerializeToString()
+    assert KEY.encode() not in data and bytes.fromhex(KEY) not in data
 
 
 def parameters_of(
@@ -125,3 +135,34 @@ def test_what_the_launchers_disk_would_lose(old: str, new: str, tmp_path: Path) 
     for given in ({"ticket": "one.json"}, {"out": "out"}):
         with pytest.raises(UsageError, match="thrown away"):
             parameters_of(tmp_path, **given)
+
+
+def dry_run(folder: Path, given: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    (folder / "dpstream.toml").write_text(PROJECT)
+    code = main([f"--project_file={folder / 'dpstream.toml'}", *given, *CLOUD, "--dry_run"])
+    return code, capsys.readouterr().out
+
+
+PARAMETERS = ["--kind=batch", f"--out_folder={OUT}", f"--ticket={TICKET}"]
+
+
+def test_a_dry_run_describes_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = dry_run(tmp_path, PARAMETERS, capsys)
+    report = json.loads(printed)
+    assert code == 0 and report["ticket"] == TICKET
+    assert report["table"] == "gs://b/rides.table" and "streaming" not in report["options"]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (PARAMETERS[:2], "--ticket"), ([PARAMETERS[0], PARAMETERS[2]], "--out_folder"),
+        (PARAMETERS[1:2], "--out_folder"), ([*PARAMETERS, "--streaming"], "--streaming"),
+        ([*PARAMETERS, "--environment=none"], "--environment"),
+    ],
+)  # fmt: skip
+def test_each_kind_has_its_parameters(
+    given: list[str], field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = dry_run(tmp_path, given, capsys)
+    assert code == 2 and field in printed
