@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -122,9 +122,7 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Draws:
 
     def silent(law: str) -> Callable[[OneShot, Ids, float], Int64]:
         def draw(self: OneShot, items: Ids, scale: float) -> Int64:
-            prefixes: dict[Any, Any] = self._prefix
-            of = {label.label: prefix for label, prefix in prefixes.items()}
-            draws.append((of[law.encode()].tobytes(), scale, items.copy()))
+            draws.append((b"".join((law.encode(), *self.parts)), scale, items.copy()))
             return np.zeros(len(items), np.int64)
 
         return draw

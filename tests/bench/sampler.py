@@ -105,7 +105,6 @@ def bench_mixed(least: float, largest: float, draws: int, repeats: int) -> list[
         "numpy_normal": lambda: rng.normal(0.0, sds),
         "rounded_gaussian": lambda: shot.rounded_gaussian(items, sds),
         "discrete_laplace": lambda: shot.discrete_laplace(items, sds),
-        "discrete_gaussian": lambda: shot.discrete_gaussian(items, sds),
     }
     seconds: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(repeats):

@@ -269,6 +269,24 @@ def framed(row: list[tuple[str, Any]], context: int) -> bytes:
     return frames.message
 
 
+CONFUSABLE: list[list[tuple[list[tuple[str, Any]], int]]] = [
+    [([("string", "1")], 0), ([("bytes", b"1")], 0), ([("int", 1)], 0), ([("bool", True)], 0)],
+    [([("string", "")], 0), ([("string", "\0")], 0), ([("bytes", b"")], 0), ([("int", 0)], 0)],
+    [([("string", "a"), ("string", "b")], 0), ([("string", "b"), ("string", "a")], 0)],
+    [([("string", "ab"), ("string", "")], 0), ([("string", "a"), ("string", "b")], 0)],
+    [([("string", "a"), ("int", 1)], 0), ([("int", 1), ("string", "a")], 0)],
+    [([("string", "a")], 0), ([("string", "a")], 1), ([("string", "a"), ("int", 1)], 0)],
+    [([("int", 1)], 0), ([("bytes", b"\1" + b"\0" * 7)], 0)],
+    [([("string", "a" * 11)], 0), ([("string", "a" * 12)], 0), ([("string", "a" * 27)], 0)],
+    [([("string", "a\0\0")], 0), ([("string", "a\0")], 0), ([("string", "a")], 0)],
+]
+
+
+@pytest.mark.parametrize("rows", CONFUSABLE)
+def test_confusable_rows_are_framed_apart(rows: list[tuple[list[tuple[str, Any]], int]]) -> None:
+    check_frames(rows)
+
+
 @settings(max_examples=100)
 @given(
     rows=st.lists(
@@ -278,6 +296,11 @@ def framed(row: list[tuple[str, Any]], context: int) -> bytes:
     )
 )
 def test_rows_are_framed_injectively(rows: list[tuple[list[tuple[str, Any]], int]]) -> None:
+    check_frames(rows)
+
+
+def check_frames(rows: list[tuple[list[tuple[str, Any]], int]]) -> None:
+    """Two rows have one message only if they are equal, and none begins another's."""
     frames = [framed(*row) for row in rows]
     for (a, left), (b, right) in itertools.combinations(zip(rows, frames, strict=True), 2):
         if a == b:

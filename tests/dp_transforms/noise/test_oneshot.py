@@ -2,21 +2,18 @@
 
 import functools
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import flint
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.arrays import Float64, Ids, Int64
+from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import precision
-from dpstream.accounting.mechanisms import laws
 from dpstream.accounting.mechanisms.laws import (
     DiscreteGaussianLaw,
     DiscreteLaplaceLaw,
@@ -34,7 +31,6 @@ RUN = (b"\x22" * 16, b"question")
 LAWS: dict[str, type[Law]] = {
     "rounded_gaussian": RoundedGaussianLaw,
     "discrete_laplace": DiscreteLaplaceLaw,
-    "discrete_gaussian": DiscreteGaussianLaw,
 }
 NAMES = list(LAWS)
 SCALES = (0.3, 1.0, 3.7, 60.0)
@@ -52,41 +48,25 @@ def drawn(
 # --- exactness ---------------------------------------------------------------------------------
 
 
-def aes_of(ring: KeyRing, block: tuple[int, int]) -> tuple[int, int]:
-    low, high = ring.node.blocks(np.array([block], np.uint64))[0].tolist()
-    return low, high
-
-
 def reference(ring: KeyRing, law: str, item: tuple[int, int], scale: float) -> int:
-    """One draw from the definition: a CBC-MAC as name, the exact inverse, rejection in balls."""
+    """One draw from the definition: a CBC-MAC as name, the exact inverse at its uniform."""
     prefix = ring.name((b"one-shot noise", LAWS[law].label, *RUN, INPUTS))
     bits = int(np.float64(scale).view(np.uint64))
     message = np.array([(3, 0), prefix, item, (bits, 1)], np.uint64)
     low, high = ring.tweak.mac(message, np.array([4]))[0].tolist()
 
-    def uniform(attempt: int, word: int, kind: int) -> Callable[[int], tuple[int, int]]:
-        def more(blocks: int) -> tuple[int, int]:
-            value = word
-            for block in range(1, blocks + 1):
-                a, b = aes_of(ring, (low ^ attempt, high ^ (kind << 32 | block)))
-                value = value << 128 | b << 64 | a
-            return value, 64 + 128 * blocks
+    def words(block: int) -> tuple[int, int]:
+        first, second = ring.node.blocks(np.array([(low, high ^ block)], np.uint64))[0].tolist()
+        return first, second
 
-        return more
+    def uniform(blocks: int) -> tuple[int, int]:
+        value, _ = words(0)
+        for block in range(1, blocks + 1):
+            first, second = words(block)
+            value = value << 128 | second << 64 | first
+        return value, 64 + 128 * blocks
 
-    attempt = 0
-    while True:
-        first, second = aes_of(ring, (low ^ attempt, high))
-        if law != "discrete_gaussian":
-            return settle(LAWS[law](scale), uniform(0, first, 0))  # type: ignore[call-arg]
-        wide = int(scale) + 1
-        value = settle(DiscreteLaplaceLaw(float(wide)), uniform(attempt, first, 0))
-        with mpmath.workdps(60):
-            off = abs(value) - mpmath.mpf(scale) ** 2 / wide
-            chance = mpmath.exp(-(off**2) / (2 * mpmath.mpf(scale) ** 2))
-            if mpmath.mpf(second) / mpmath.mpf(2) ** 64 < chance:
-                return value
-        attempt += 1
+    return settle(LAWS[law](scale), uniform)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("law", NAMES)
@@ -102,17 +82,10 @@ def test_draws_equal_a_plain_reference(ring: KeyRing, law: str) -> None:
 
 def float_error(law: str, word: int, scale: float) -> float:
     """|float inverse - exact inverse| in scales, at the middle of a word's uniforms."""
-    words = np.array([word], np.uint64)
-    seen = []
-    with mock.patch.object(oneshot, "_floor", side_effect=lambda floats, *_: seen.append(floats)):
-        shot, names = object.__new__(OneShot), np.zeros((1, 2), np.uint64)
-        node = mock.Mock(blocks=lambda _: np.array([(word, 0)], np.uint64))
-        shot._node = node
-        with pytest.raises(TypeError):  # nothing is floored
-            if law == "rounded_gaussian":
-                shot._rounded(names, np.array([scale]))
-            else:
-                shot._inverse(names, np.array([scale]), words, 0)
+    inverse = oneshot.inverse_laplace if "laplace" in law else oneshot.inverse_gaussian
+    with mock.patch.object(oneshot, "_floor") as floor:
+        inverse(np.array([word], np.uint64), np.array([scale]))
+    estimate = floor.call_args.args[0]
     low = min(word, 2**64 - 1 - word)
     with precision(300):
         tail, wide = (flint.arb(low) + flint.arb("0.5")) / flint.arb(2) ** 64, flint.arb(scale)
@@ -120,7 +93,7 @@ def float_error(law: str, word: int, scale: float) -> float:
             exact = wide * flint.arb(2).sqrt() * (1 - 2 * tail).erfinv() + flint.arb("0.5")
         else:
             exact = wide * (-tail.log() - (1 + (-1 / wide).exp()).log())
-        return float(abs(exact - flint.arb(float(seen[0][0]))) / wide)
+        return float(abs(exact - flint.arb(float(estimate[0]))) / wide)
 
 
 @settings(max_examples=100)
@@ -134,60 +107,17 @@ def test_float_errors_are_a_quarter_of_what_is_allowed(word: int, scale: float) 
     assert float_error("discrete_laplace", word, scale) < oneshot.LOG_ERROR / 4
 
 
-@contextmanager
-def balls_counted() -> Iterator[list[int]]:
-    """How often floats do not decide."""
-    counts = [0, 0]
-    real, below = laws.settle, oneshot._below
-
-    def settled(*args: object) -> int:
-        counts[0] += 1
-        return real(*args)  # type: ignore[arg-type]
-
-    def is_below(*args: object) -> bool:
-        counts[1] += 1
-        return below(*args)  # type: ignore[arg-type]
-
-    with (
-        mock.patch.object(oneshot, "settle", settled),
-        mock.patch.object(oneshot, "_below", is_below),
-    ):
-        yield counts
-
-
 @pytest.mark.parametrize("law", NAMES)
 def test_balls_decide_what_floats_leave_open(ring: KeyRing, law: str) -> None:
     """With errors claimed a million times larger, more is settled and nothing changes."""
     scales = np.exp(np.random.default_rng(5).uniform(np.log(0.3), np.log(1e4), 3000))
-    with balls_counted() as few:
+    few, many = mock.Mock(side_effect=settle), mock.Mock(side_effect=settle)
+    with mock.patch.object(oneshot, "settle", few):
         plain = drawn(ring, law, scales, 3000)
-    wide: dict[str, Any] = {"NORMAL_ERROR": 2.0**-20, "LOG_ERROR": 2.0**-20}
-    with balls_counted() as many, mock.patch.multiple(oneshot, **wide):
+    wide: dict[str, Any] = {"NORMAL_ERROR": 2.0**-20, "LOG_ERROR": 2.0**-20, "settle": many}
+    with mock.patch.multiple(oneshot, **wide):
         assert (drawn(ring, law, scales, 3000) == plain).all()
-    assert few[0] <= 1 and few[1] == 0 and many[0] > 3
-
-
-def test_a_tie_of_the_second_uniform_is_decided_by_its_further_bits() -> None:
-    """exp(-gamma) to 64 bits, then one bit up or down: the proposal is dropped or taken."""
-    for sigma, size in ((0.3, 0), (3.7, 2), (1e6, 12_345_678)):
-        with mpmath.workdps(120):
-            middle = mpmath.mpf(sigma) ** 2 / (int(sigma) + 1)
-            chance = mpmath.exp(-((size - middle) ** 2) / (2 * mpmath.mpf(sigma) ** 2))
-            word = int(chance * 2**64)
-            more = int(chance * mpmath.mpf(2) ** 192) - (word << 128)
-        names, words = np.zeros((1, 2), np.uint64), np.array([word], np.uint64)
-        for bits, taken in ((more - 1, True), (more + 1, False)):
-            shot = object.__new__(OneShot)
-            requests = list[Ids]()
-
-            def blocks(at: Ids, bits: int = bits, log: list[Ids] = requests) -> Ids:
-                log.append(at)
-                return np.array([(bits & (2**64 - 1), bits >> 64)], np.uint64)
-
-            shot._node = mock.Mock(blocks=blocks)
-            sds, sizes = np.array([sigma]), np.array([size])
-            assert shot._accepted(names, sds, sizes, words, 3).tolist() == [taken]
-            assert [at.tolist() for at in requests] == [[[3, 1 << 32 | 1]]]
+    assert few.call_count <= 1 and many.call_count > 3
 
 
 # --- shape --------------------------------------------------------------------------------
@@ -203,10 +133,10 @@ def sample(law: str, scale: float, count: int = 400_000) -> Int64:
 def test_shapes(law: str, scale: float) -> None:
     noise = sample(law, scale)
     assert shape_p(noise, masses(LAWS[law], scale)) > LEAST_P
-    for other in set(NAMES) - {law}:
+    for other in {*LAWS.values(), DiscreteGaussianLaw} - {LAWS[law]}:
         # The two Gaussians differ by 1/12 in variance: too little to be seen at large sds.
-        alike = scale > 1 and "discrete_laplace" not in (law, other)
-        assert alike or shape_p(noise, masses(LAWS[other], scale)) < LEAST_P
+        alike = scale > 1 and DiscreteLaplaceLaw not in (LAWS[law], other)
+        assert alike or shape_p(noise, masses(other, scale)) < LEAST_P
     if scale > 0.5:
         assert shape_p(noise, masses(LAWS[law], 0.98 * scale)) < LEAST_P
         assert shape_p(noise, masses(LAWS[law], 1.02 * scale)) < LEAST_P
@@ -310,7 +240,6 @@ def test_memory_does_not_grow_with_the_draws(ring: KeyRing, law: str) -> None:
 VECTORS = {
     "rounded_gaussian": [0, -1, 1053, 581828, -372504387264],
     "discrete_laplace": [0, 2, 1361, -2426266, 1812686368840],
-    "discrete_gaussian": [0, 1, 1816, -180951, 2022816284710],
 }
 
 
@@ -324,9 +253,9 @@ def test_known_answers(law: str) -> None:
 def test_scales_outside_the_range_are_refused(ring: KeyRing) -> None:
     for law in NAMES:
         for wrong in (0.0, -1.0, float("nan"), float("inf"), 2.0**41, 2.0**-11):
-            with pytest.raises(ValueError, match="range"):
+            with pytest.raises(ValueError):
                 drawn(ring, law, np.array([1.0, wrong]), 2)
-            with pytest.raises(ValueError, match="range"):  # whether there are items or not
+            with pytest.raises(ValueError):  # whether there are items or not
                 drawn(ring, law, wrong, 0)
 
 
@@ -345,47 +274,20 @@ def sound(ring: KeyRing, law: str) -> bool:
     )
 
 
-@contextmanager
-def too_small() -> Iterator[None]:
-    real = OneShot._draw
-
-    def draw(self: OneShot, law: type[Law], items: Ids, scale: float, kernel: object) -> Int64:
-        return real(self, law, items, 0.98 * scale, kernel)  # type: ignore[arg-type]
-
-    with mock.patch.object(OneShot, "_draw", draw):
-        yield
-
-
-@contextmanager
-def nameless() -> Iterator[None]:
-    """The answer's name is forgotten: two answers have the same noise."""
-    with mock.patch.object(KeyRing, "name", lambda *_: np.zeros(2, np.uint64)):
-        yield
-
-
-@contextmanager
-def one_for_all() -> Iterator[None]:
-    """The item is forgotten: all cells have one draw."""
-    real = OneShot._names
-    with mock.patch.object(
-        OneShot, "_names", lambda self, law, items, s: real(self, law, 0 * items, s)
-    ):
-        yield
-
-
-@contextmanager
-def all_taken() -> Iterator[None]:
-    """Proposals are never refused: a Laplace law where a Gaussian is told."""
-    with mock.patch.object(
-        OneShot, "_accepted", lambda _, names, *__: np.ones(len(names), np.bool_)
-    ):
-        yield
+def sabotages(law: str) -> dict[str, Any]:
+    """Noise of a smaller sd; two answers with one noise; one draw for all cells."""
+    honest = getattr(OneShot, law)
+    return {
+        "too small": mock.patch.object(OneShot, law, lambda s, i, sd: honest(s, i, 0.98 * sd)),
+        "nameless": mock.patch.object(KeyRing, "name", lambda *_: np.zeros(2, np.uint64)),
+        "one for all": mock.patch.object(OneShot, law, lambda s, i, sd: honest(s, 0 * i, sd)),
+    }
 
 
 @pytest.mark.parametrize("law", NAMES)
 def test_sabotaged_draws_are_caught(ring: KeyRing, law: str) -> None:
     assert sound(ring, law)
-    for sabotage in (too_small, nameless, one_for_all, all_taken):
-        with sabotage():
-            assert sound(ring, law) is (sabotage is all_taken and law != "discrete_gaussian")
+    for sabotage in sabotages(law).values():
+        with sabotage:
+            assert not sound(ring, law)
     assert sound(ring, law)

@@ -2,15 +2,12 @@
 
 import gc
 import hashlib
-import itertools
 import pickle
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
@@ -19,7 +16,6 @@ from hypothesis import strategies as st
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.dp_transforms.noise import prf
-from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed
 from dpstream.dp_transforms.noise.secret import wipe
 
@@ -67,101 +63,6 @@ def test_mac_is_cbc_mac_row_by_row(lengths: list[int], seed: int) -> None:
         encryptor = Cipher(algorithms.AES(KEY), modes.CBC(b"\0" * 16)).encryptor()
         assert got[row].tobytes() == encryptor.update(data)[-16:]
         begin += length
-
-
-# --- framing -------------------------------------------------------------------------------
-
-
-class Frames:
-    """Stands for a PRF and keeps what it would be given."""
-
-    def __init__(self) -> None:
-        self.rows: list[bytes] = []
-
-    def mac(self, message: Ids, lengths: npt.NDArray[np.int64]) -> Ids:
-        ends = np.cumsum(lengths)
-        self.rows = [
-            message[end - length : end].tobytes() for end, length in zip(ends, lengths, strict=True)
-        ]
-        return np.zeros((len(lengths), 2), np.uint64)
-
-
-ARROW = {"string": pa.string(), "bytes": pa.binary(), "int": pa.int64(), "bool": pa.bool_()}
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "string": st.sampled_from(["", "\0", "\0\0", "a", "b", "ab", "1", "i", "a" * 11, "a" * 12])
-    | st.text("a\0\u00e9", max_size=4),
-    "bytes": st.sampled_from([b"", b"\0", b"\0" * 8, b"a", b"ab", b"\1" + b"\0" * 7])
-    | st.binary(max_size=20),
-    "int": st.sampled_from([0, 1, -1, 256, 2**63 - 1, -(2**63)]),
-    "bool": st.booleans(),
-}
-FIELD = st.sampled_from(list(VALUES)).flatmap(lambda t: st.tuples(st.just(t), VALUES[t]))
-NAME = st.tuples(st.lists(FIELD, min_size=1, max_size=3), st.integers(0, 3))
-Name = tuple[list[tuple[str, Any]], int]
-
-
-def framed(name: Name) -> bytes:
-    fields, period = name
-    columns = [(kind, pa.array([value], ARROW[kind])) for kind, value in fields]
-    frames = Frames()
-    typed_ids(frames, columns, np.array([period], np.int64))  # type: ignore[arg-type]
-    return frames.rows[0]
-
-
-def distinct(name: Name) -> tuple[object, ...]:
-    return (name[1], *((kind, type(value), value) for kind, value in name[0]))
-
-
-@settings(max_examples=66)
-@given(names=st.lists(NAME, min_size=2, max_size=8))
-def test_framing_is_injective_and_prefix_free(names: list[Name]) -> None:
-    for a, b in itertools.combinations(names, 2):
-        left, right = framed(a), framed(b)
-        if distinct(a) == distinct(b):
-            assert left == right
-        else:
-            assert not left.startswith(right) and not right.startswith(left)
-
-
-CONFUSABLE: list[list[Name]] = [
-    [([("string", "1")], 0), ([("bytes", b"1")], 0), ([("int", 1)], 0), ([("bool", True)], 0)],
-    [([("string", "")], 0), ([("string", "\0")], 0), ([("bytes", b"")], 0), ([("int", 0)], 0)],
-    [([("string", "a"), ("string", "b")], 0), ([("string", "b"), ("string", "a")], 0)],
-    [([("string", "ab"), ("string", "")], 0), ([("string", "a"), ("string", "b")], 0)],
-    [([("string", "a"), ("int", 1)], 0), ([("int", 1), ("string", "a")], 0)],
-    [([("string", "a")], 0), ([("string", "a")], 1), ([("string", "a"), ("int", 1)], 0)],
-    [([("int", 1)], 0), ([("bytes", b"\1" + b"\0" * 7)], 0)],
-    [([("string", "a" * 11)], 0), ([("string", "a" * 12)], 0), ([("string", "a" * 27)], 0)],
-    [([("string", "a\0\0")], 0), ([("string", "a\0")], 0), ([("string", "a")], 0)],
-]
-
-
-@pytest.mark.parametrize("names", CONFUSABLE)
-def test_confusable_names_have_other_ids(names: list[Name], ring: KeyRing) -> None:
-    ids = set()
-    for fields, period in names:
-        columns = [(kind, pa.array([value], ARROW[kind])) for kind, value in fields]
-        ids.add(typed_ids(ring.unit, columns, np.array([period])).tobytes())
-    assert len(ids) == len(names)
-
-
-def test_a_framing_without_lengths_would_be_noticed() -> None:
-    """The test above rejects what only writes one component behind the other."""
-    naive = {b"".join(str(v).encode() for _, v in fields) for fields, _ in CONFUSABLE[3]}
-    assert len(naive) < len(CONFUSABLE[3])
-
-
-def test_rows_are_framed_alone(ring: KeyRing) -> None:
-    """An id depends on its own row: not on neighbours, slices or the batch."""
-    words = ["", "a", "\0", "e" * 40, "b" * 11, "a"] * 5
-    numbers = list(range(30))
-    columns = [("string", pa.array(words)), ("int", pa.array(numbers))]
-    period = np.arange(30) % 2
-    ids = typed_ids(ring.key, columns, period)
-    assert len({row.tobytes() for row in ids}) == 30
-    for begin, end in ((0, 1), (3, 17), (29, 30), (5, 5)):
-        sliced = [(kind, column.slice(begin, end - begin)) for kind, column in columns]
-        assert (typed_ids(ring.key, sliced, period[begin:end]) == ids[begin:end]).all()
 
 
 # --- the ring --------------------------------------------------------------------------------
