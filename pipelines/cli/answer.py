@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
-    from dpstream.pipelines.workload.choosing import Choice, Request
-    from dpstream.pipelines.workload.execute import Done, Order
+    from dpstream.pipelines.workload.execute import Choice, Done, Order, Request
     from dpstream.pipelines.workload.registered import Answered
     from dpstream.pipelines.workload.release import Receipt
 
@@ -151,7 +150,7 @@ def answer(
 
     If the answer would be refused now, --dry-run ends with the exit code of that refusal.
     """
-    from dpstream.pipelines.workload.files import read_workload
+    from dpstream.pipelines.workload.planning import read_workload
 
     _check_given(job_name, release, out, covariance, dry_run)
     file, own_job = located(workload)
@@ -160,8 +159,8 @@ def answer(
         _check_free(over_time, how, dry_run)
         _from(query_set, release, out, nonnegative, covariance, as_json)
         return
-    from dpstream.pipelines.workload.choosing import Choice, acceptance, by_choice, requested
-    from dpstream.pipelines.workload.files import folder_of
+    from dpstream.pipelines.workload.execute import Choice, by_choice, requested
+    from dpstream.pipelines.workload.planning import folder_of
 
     loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
     place = None if out is None else out.absolute()
@@ -184,7 +183,7 @@ def answer(
             raise UsageError("--as-of", "is for answers that no store keeps", "omit it")
         covered, lines = _covered(order, units, records)
         if dry_run:
-            accepted = acceptance(request, choice, how, place)
+            accepted = request.acceptance(choice, how, place)
             _dry(accepted, as_json, lines, {} if order is None else {"coverage": covered})
         elif order is not None:
             _through_store(order, lines, quiet, as_json)

@@ -164,10 +164,14 @@ def plan(
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.render.workload_plan import workload_text
-    from dpstream.pipelines.workload.families import compared
-    from dpstream.pipelines.workload.files import folder_of, read_workload
-    from dpstream.pipelines.workload.lattice import planned_purely
-    from dpstream.pipelines.workload.planning import figures, guarantee_of, planned
+    from dpstream.pipelines.workload.lattice import compared, planned_purely
+    from dpstream.pipelines.workload.planning import (
+        figures,
+        folder_of,
+        guarantee_of,
+        planned,
+        read_workload,
+    )
 
     file, job_name = located(workload)
     query_set, folder, accepted = read_workload(file), folder_of(cache), None
@@ -221,10 +225,10 @@ def _accepted(
         options: mechanism, strategy and objective.
     """
     from dpstream.pipelines.ask.acceptance import Acceptance
-    from dpstream.pipelines.workload.choosing import acceptance, requested
+    from dpstream.pipelines.workload.execute import requested
 
     try:
         request = requested(query_set, job, folder, *options)
-        return acceptance(request, request.choose())
+        return request.acceptance(request.choose())
     except DpstreamError as error:
         return Acceptance(error, None, None, None)

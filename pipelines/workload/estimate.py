@@ -122,11 +122,6 @@ class Estimate(NamedTuple):
     half_width: float = HALF_WIDTH
     summed: tuple[int, ...] = ()
 
-    @property
-    def releases(self) -> int:
-        """The number of releases."""
-        return len(self.cells)
-
     def check(self, workload: Workload) -> None:
         """Refuse a workload that the estimate cannot answer.
 
@@ -266,11 +261,6 @@ class TableEstimate(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """Cells of each attribute."""
         return tuple(basis.size for basis in self.bases)
-
-    @property
-    def releases(self) -> int:
-        """The number of releases."""
-        return 1
 
     def answers(self, workload: Workload, consistent: bool = False) -> Iterator[Answers]:
         """Yield the answers of the release.

@@ -1,4 +1,5 @@
-"""Pure epsilon: whole-number strategies with two-sided geometric noise, released as they are.
+"""Pure epsilon: whole-number strategies with two-sided geometric noise, released as they are; and
+whether that or Gaussian noise answers a workload, with the same epsilon and delta 0.
 
 What is published is B x + noise, B of whole numbers (`accounting.strategies.cells.pure`), one exact
 discrete Laplace draw for each row.  A record moves B x by a column, L1 norm at most D (exact); C
@@ -18,6 +19,21 @@ v1 + 2 (the best), E g(2 E) = .05 for s = 3.0501, 2.1568 sds; one Laplace alone 
 Where b is below about 1 rows^1/2 would be most of that.  Chebyshev's inequality needs no law at
 all: no sum is off by more than .05^-1/2 = 4.4722 of its own sds more often than that.  The
 narrower of both is taken, by b and the rows alone.
+
+**Why the choice is private.**  Each family is a complete mechanism with the guarantee that its
+charge states.  One is chosen before a row is read and before the charge, from the queries, the
+guarantee and, with an account, its limit and its earlier charges: all of these are public.  The
+choice must not use the rows: the better of two mechanisms by the data lacks their guarantee.
+
+**What is compared** is the weighted RMSE of the queries at the guarantee.  With an account a
+workload may be one question of many.  ``limit`` therefore compares both at an equal share of what
+is left of the limit, as for questions (`accounting.query.families`).  ``answer`` compares this
+answer alone.  A family that the limit does not allow is never taken if the other one is allowed
+(`periods.Room`).
+
+The search for a strategy with geometric noise is slow.  L1 norms of columns are not below their L2
+norms, so that its error is at least the Gaussian floor with geometric noise instead of noise of sd
+C / mu (`planned_purely`).  Where this bound is already too large, the search is skipped.
 """
 
 import math
@@ -28,20 +44,29 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
+from dpstream.accounting.periods import Room
+from dpstream.accounting.query.calibration import Cost
+from dpstream.accounting.query.plan import Family
+from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import Estimate
-from dpstream.pipelines.workload.files import solved, solved_purely
-from dpstream.pipelines.workload.planning import Guarantee, queries_of
+from dpstream.pipelines.workload.planning import (
+    Guarantee,
+    Planned,
+    figures,
+    planned,
+    queries_of,
+    solved_purely,
+)
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.prf import KeyRing
 
-#: Bits of a lattice over all its axes.
-BITS = 24
 #: Half-width in sds of a 95% interval of any sum of Laplace noises, rounded up (see above).
 LAPLACE_HALF_WIDTH = 2.15676
 #: The same of any sum of any noise, by Chebyshev's inequality.
@@ -129,11 +154,6 @@ def rmse_of(lattice: Lattice, workload: Workload) -> float:
     return lattice.sd * math.sqrt(trace / workload.weight)
 
 
-def bits_of(axes: int) -> int:
-    """Return the bits of each axis of a lattice, so that its noise stays in range."""
-    return max(4, min(12, BITS // axes))
-
-
 def planned_purely(
     workload: Workload, epsilon: float, contributions: int, folder: Path
 ) -> dict[str, Any]:
@@ -153,10 +173,10 @@ def planned_purely(
     """
     if not (0 < epsilon < math.inf and contributions >= 1):
         raise UsageError("--epsilon", "is positive and finite, C at least 1", "give a budget")
-    workload, bits = workload.aligned, bits_of(len(workload.sizes))
-    name, strategy, cached = solved_purely(workload, bits, folder)
+    workload = workload.aligned
+    name, strategy, cached = solved_purely(workload, folder)
     name, chosen = better_lattice(name, strategy, workload, epsilon, contributions)
-    best = solved(workload, folder)[0]
+    best = planned(workload, folder).plan
     floor = geometric_sd(contributions / epsilon) * math.sqrt(best.floor / workload.weight)
     rmse = rmse_of(chosen, workload)
     spreads = chosen.strategy.floats().gram.spreads(workload)
@@ -225,3 +245,120 @@ def estimate_of(lattice: Lattice, counts: Int64) -> Estimate:
     return Estimate(
         cells.reshape(1, -1), np.array([lattice.sd]), tuple(mix), lattice.half_width, tuple(summed)
     )
+
+
+class Budget(NamedTuple):
+    """The guarantee of a unit: epsilon, delta (0: Gaussian noise is impossible), and C."""
+
+    epsilon: float
+    delta: float
+    contributions: int
+
+
+class Families(NamedTuple):
+    """The family that is used, and the errors of both.
+
+    Attributes:
+        taken: the family that is used.
+        gaussian, geometric: RMSE of a query with each; ``None``: this family cannot answer.
+        least: whether ``geometric`` is a lower bound, which decided the choice.
+        refused: why geometric noise cannot answer; "": it can.
+    """
+
+    taken: Family
+    gaussian: float | None
+    geometric: float | None
+    least: bool = False
+    refused: str = ""
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return both families as rows of a plan, as values for JSON.
+
+        Returns:
+            For each family ``mechanism``, whether it is ``taken``, its ``rmse`` (``None``: it
+            cannot answer), whether that is a lower bound (``at_least``), and why it is ``refused``.
+        """
+        return [
+            {
+                "mechanism": "gaussian",
+                "taken": self.taken == "gaussian",
+                "rmse": self.gaussian,
+                "at_least": False,
+                "refused": "" if self.gaussian is not None else "delta is 0",
+            },
+            {
+                "mechanism": "geometric",
+                "taken": self.taken == "geometric",
+                "rmse": self.geometric,
+                "at_least": self.least,
+                "refused": self.refused,
+            },
+        ]
+
+
+def families_of(
+    workload: Workload, plan: Plan, budget: Budget, folder: Path, room: Room | None = None
+) -> Families:
+    """Return the family with the smaller error for a workload.
+
+    Args:
+        plan: strategy of least total error with Gaussian noise.
+        budget: guarantee of a unit.
+        folder: folder of solved strategies.
+        room: compare at an equal share of what is left of it; ``None``: this answer alone.
+
+    Raises:
+        UsageError: neither family can answer.
+    """
+    workload, (epsilon, delta, contributions) = workload.aligned, budget
+    gaussian, most, part = None, 0.0, 1.0  # at most so large an error takes geometric noise
+    if delta > 0:
+        mu = mu_of(epsilon, delta)
+        gaussian = most = math.sqrt(plan.error / workload.weight) * contributions / mu
+        if room is not None:
+            costs = Cost(epsilon, delta, mu, 0.0), Cost(epsilon, 0.0, None, 0.0)
+            allowed = [room.further_charges(cost) > 0 for cost in costs]
+            if allowed[0] != allowed[1]:
+                most = 0.0 if allowed[0] else math.inf
+            elif allowed[0]:
+                part = room.equal_share(*costs)
+    bound = math.sqrt(plan.floor / workload.weight)
+    least = geometric_sd(contributions / (epsilon * part)) * bound if part else math.inf
+    if gaussian is not None and least >= most:
+        return Families(
+            "gaussian", gaussian, geometric_sd(contributions / epsilon) * bound, least=True
+        )
+    try:
+        name, strategy, _ = solved_purely(workload, folder)
+        own, shared = (
+            rmse_of(better_lattice(name, strategy, workload, each, contributions)[1], workload)
+            for each in (epsilon, epsilon * part)
+        )
+    except UsageError as error:
+        if gaussian is None:
+            raise
+        return Families("gaussian", gaussian, None, refused=f"{error.rule}; {error.fix}")
+    taken: Family = "geometric" if gaussian is None or shared < most else "gaussian"
+    return Families(taken, gaussian, own)
+
+
+def compared(solution: Planned, guarantee: Guarantee, folder: Path) -> dict[str, Any]:
+    """Return a plan's figures with the better family for this answer alone, and both ``families``.
+
+    Args:
+        solution: the workload with its Gaussian strategy.
+        guarantee: the guarantee as (epsilon, delta).
+        folder: folder of solved strategies.
+
+    Returns:
+        As `planning.figures`, with ``families`` as `Families.described` returns them.
+    """
+    epsilon = required(guarantee.epsilon, "the guarantee is in epsilon")
+    delta = required(guarantee.delta, "the guarantee has a delta")
+    budget = Budget(epsilon, delta, guarantee.contributions)
+    families = families_of(solution.workload, solution.plan, budget, folder)
+    if families.taken == "gaussian":
+        result = figures(solution, guarantee)
+    else:
+        result = planned_purely(solution.workload, epsilon, guarantee.contributions, folder)
+    return {**result, "families": families.described()}

@@ -1,6 +1,5 @@
 """Pictures of a plan: the error of every query compared with the floor; and the strategy."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.mixing import matrices
-from dpstream.accounting.strategies.cells.strategy import CellStrategy
+from dpstream.accounting.strategies.cells.strategy import MAX_LISTED, CellStrategy
 from dpstream.pipelines.render.page import ending_of
-from dpstream.pipelines.workload.planning import Guarantee, Planned, errors
+from dpstream.pipelines.workload.planning import Guarantee, Planned
 from dpstream.state.disk_errors import file_errors
 
 mpl.use("Agg")
@@ -46,8 +46,14 @@ def curve(planned: Planned) -> Float64:
     factors = [
         own.weight if objective == "worst" else scaled.weight / own.weight for own, scaled in pairs
     ]
-    listed = errors(weighted, planned.plan.strategy)
-    each = [math.sqrt(f) * sds for f, sds in zip(factors, listed, strict=True)]
+    if workload.queries > MAX_LISTED:
+        raise UsageError(
+            "--picture",
+            f"is drawn of at most {MAX_LISTED:,} queries",
+            "omit it, or plan a part of the workload",
+        )
+    listed = planned.plan.strategy.variances(weighted)
+    each = [np.sqrt(f * variances) for f, variances in zip(factors, listed, strict=True)]
     return np.sort(np.concatenate(each))
 
 

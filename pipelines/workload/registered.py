@@ -1,11 +1,18 @@
-"""Answers without a store: pure epsilon, and tables without a histogram of all cells.
+"""A job's records as cells of a workload, and answers without a store: pure epsilon, and tables.
 
-They follow the common sequence of charge and answer (`pipelines.ask`).  The estimate is committed,
-in the archive beside the account; the answers of the workload are computed from it.
+**The job that answers** has the job's records, C and account, with cells as public keys.  Queries
+on the cells are post-processing, so that they do not enter the plan; the domain and the mix of
+noise do.  Hence a store, an account's entry and all noise belong to a domain and a strategy:
+another workload is answered from the release, or by another run.
+
+**Answers without a store** have no histogram of all cells.  They follow the common sequence of
+charge and answer (`pipelines.ask`).  The estimate is committed, in the archive beside the account;
+the answers of the workload are computed from it.
 """
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +25,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, UsageError, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.strategies.cells.residual import Tables
 from dpstream.accounting.strategies.cells.strategy import CellStrategy
 from dpstream.accounting.workloads.workload import Workload, codes
@@ -27,7 +35,6 @@ from dpstream.dp_transforms.decision import admit
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.acceptance import Acceptance, request_for, requests_acceptance
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import batches, pieces
@@ -36,13 +43,17 @@ from dpstream.pipelines.connectors.query import queried
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import CELL, CellDomain, domain_digest
+from dpstream.pipelines.jobs.keys import CELL, CellDomain, JobCells, cell_key, domain_digest
 from dpstream.pipelines.jobs.secret import secret_source
+from dpstream.pipelines.project.copying import place_beside
 from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.estimate import Estimate, TableEstimate
-from dpstream.pipelines.workload.files import domain_text, solved_purely
-from dpstream.pipelines.workload.of_job import check_job, domain_of_job, one_shot_job
-from dpstream.pipelines.workload.planning import check_tables
+from dpstream.pipelines.workload.planning import (
+    check_tables,
+    domain_text,
+    refuse_first,
+    solved_purely,
+)
 from dpstream.pipelines.workload.release import (
     ESTIMATE,
     RECEIPT,
@@ -55,9 +66,146 @@ from dpstream.pipelines.workload.release import (
     write_release,
 )
 from dpstream.state.ledger.answers import Answer, Decision
-from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
+from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger
+
+#: What the names of places of answers over time end with.
+OVER_TIME = "over-time"
+
+
+def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> Job:
+    """Return a job whose releases are estimates of a workload's cells.
+
+    Args:
+        over_time: release at every trigger time of the job; otherwise once, at its end.
+
+    Raises:
+        UsageError, PolicyError: the job's key, aggregates or privacy do not fit.
+    """
+    _check_job(job)
+    domain = _domain_of_job(job, workload)
+    replace, plan = msgspec.structs.replace, job.plan
+    # Weights choose among keys by units: with all cells public there is nothing to choose.
+    privacy = replace(plan.privacy, weights=None) if job.privacy.weights == "auto" else plan.privacy
+    timeline = plan.timeline
+    if not over_time:
+        timeline = timeline.once()
+        privacy = replace(privacy, strategy="dense", refresh_every=None, select_every=None)
+    plan = replace(
+        plan,
+        key=(CELL,),
+        public_keys=domain.digest,
+        cells=cells_of(mixing),
+        timeline=timeline,
+        privacy=privacy,
+        remember=None,
+    ).check()
+    return replace(job, plan=plan, cells=JobCells(domain, mixing))
+
+
+def with_own_places(job: Job) -> Job:
+    """Return the job with a store, releases and dead letters beside its own, for answers over time.
+
+    Answers at the end of the job's time are another run, which has the job's own places.  A store
+    in a database stays as it is: it holds one run and refuses another one.
+    """
+    replace, state, sink = msgspec.structs.replace, job.state, job.sink
+    if state.path is not None:
+        file = state.path.with_name(f"{state.path.stem}-{OVER_TIME}{state.path.suffix}")
+        state = replace(state, store=f"sqlite:{file}")
+    if sink.table:
+        sink = replace(sink, table=place_beside(sink.table, OVER_TIME, "."))
+    if sink.topic:
+        sink = replace(sink, topic=place_beside(sink.topic, OVER_TIME))
+    if sink.path:
+        sink = replace(sink, path=_folder_beside(job, sink.path))
+    if sink.dead_letter is not None:
+        sink = replace(sink, dead_letter=_folder_beside(job, sink.dead_letter))
+    return replace(job, state=state, sink=sink)
+
+
+def _folder_beside(job: Job, path: str) -> str:
+    """Return another folder; in the project's folder if the path is that."""
+    folder = job.path.parent
+    return os.path.normpath(folder / place_beside(os.path.relpath(path, folder), OVER_TIME))
+
+
+def _domain_of_job(job: Job, workload: Workload) -> CellDomain:
+    """Return the domain of an aligned workload, with its input columns.
+
+    Raises:
+        UsageError: the columns do not fit the domain.
+    """
+    key = cell_key(workload.attributes, job.plan.key)
+    if CELL.column in set(job.columns) - {field.column for field in key}:
+        raise UsageError(
+            "table", f"reads a column '{CELL.column}', as the cells are called", "rename it"
+        )
+    return CellDomain(workload.attributes, key)
+
+
+def _check_job(job: Job) -> None:
+    """Refuse a job that has a list of keys, or another aggregate than one count or sum.
+
+    Raises:
+        UsageError: see above.
+    """
+    aggregates = job.plan.aggregates
+    refuse_first(
+        (
+            job.keys.public is not None,
+            "public_keys",
+            "is not for a workload: its cells are the keys",
+            "omit it",
+        ),
+        (
+            len(aggregates) != 1 or aggregates[0].kind not in ("count", "sum"),
+            "aggregate",
+            "a workload is asked of one count or one sum",
+            'keep one, such as aggregate.records = { kind = "count" }',
+        ),
+    )
+
+
+def asked_once(workload: Workload, job: Job) -> tuple[Job, CellDomain]:
+    """Return the job with its whole time as one window with one trigger time, and its domain.
+
+    Raises:
+        UsageError, PolicyError: the job cannot answer an aligned workload once, without a store.
+    """
+    job = msgspec.structs.replace(job, plan=job.plan.once().check())
+    domain = _domain_of_job(job, workload)
+    _check_job(job)
+    refuse_first(
+        (
+            job.plan.aggregates[0].kind != "count",
+            "aggregate.kind",
+            "must be 'count' here",
+            "count records, or use --strategy product",
+        ),
+        (
+            job.source.unbounded,
+            "table.format",
+            "must be files that are all there",
+            "name such a source",
+        ),
+        (
+            job.ledger is None,
+            "account",
+            "is required for answers that no store keeps",
+            "type `dpstream account create`",
+        ),
+        (
+            bool(job.plan.privacy.per_key_bound),
+            "per_key_bound",
+            "saves nothing where cells share their noise: the effects of a unit's records on "
+            "several cells add up",
+            "omit it",
+        ),
+    )
+    return job, domain
+
 
 # Records of a job's files as cells of a domain, at most C of each unit: for answers given once.
 #
@@ -65,16 +213,14 @@ from dpstream.state.ledger.open import open_ledger
 # admission (`dp_transforms.decision.admit`), over one window that is the job's whole time.  A
 # record travels as the packed numbers of its cells, so that domains of any size pass through.
 
-_PACKED = Field(CELL.column, "bytes")
 _WIDTH = 2
 
 
 class Rows(NamedTuple):
-    """PRIVATE: (rows, attributes) cells of the counted records; the number of others, and why."""
+    """PRIVATE: (rows, attributes) cells of the counted records; how many are dead letters."""
 
     codes: Int64
     dead_letters: int
-    beyond: int
 
 
 def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
@@ -86,14 +232,16 @@ def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
     Raises:
         DpstreamError: the files cannot be read.
     """
-    plan = msgspec.structs.replace(job.plan, key=(_PACKED,), public_keys=None, cells=None)
+    plan = msgspec.structs.replace(
+        job.plan, key=(Field(CELL.column, "bytes"),), public_keys=None, cells=None
+    )
     ingest, good, dead = Canonicaliser(plan, ring), [], 0
     for batch in queried(job, batches(job)):
         valid_records, letters = ingest(_packed(domain, batch))
         good.append(valid_records)
         dead += letters.num_rows
     if not good:
-        return Rows(np.zeros((0, len(domain.attributes)), np.int64), dead, 0)
+        return Rows(np.zeros((0, len(domain.attributes)), np.int64), dead)
     records = pa.Table.from_batches(good).combine_chunks()
     ids = np.concatenate([ids_of(one.column("unit")) for one in good])
     _, unit = np.unique(ids, axis=0, return_inverse=True)
@@ -107,9 +255,9 @@ def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
         np.zeros(int(unit.max(initial=-1)) + 1, np.int32),
         plan.privacy.contributions,
     )
-    mask = admitted > 0
-    codes = np.concatenate([_unpacked(domain, one.column(CELL.column)) for one in good])
-    return Rows(codes[mask], dead, int((~mask).sum()))
+    packed = b"".join(records.column(CELL.column).to_pylist())
+    codes = np.frombuffer(packed, f"<u{_WIDTH}").reshape(len(unit), len(domain.attributes))
+    return Rows(codes[admitted > 0].astype(np.int64), dead)
 
 
 def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -127,13 +275,6 @@ def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
     if at < 0:
         return batch.append_column(CELL.column, column)
     return batch.set_column(at, CELL.column, column)
-
-
-def _unpacked(domain: CellDomain, column: pa.Array) -> Int64:
-    """(rows, attributes) what was packed."""
-    size = len(domain.attributes)
-    data = b"".join(column.to_pylist())
-    return np.frombuffer(data, f"<u{_WIDTH}").reshape(-1, size).astype(np.int64)
 
 
 class Mechanism(NamedTuple):
@@ -173,9 +314,8 @@ def pure_mechanism(workload: Workload, job: Job, folder: Path) -> Mechanism:
     Raises:
         UsageError: no lattice is made for the workload or the domain.
     """
-    workload, bits = workload.canonical, lattice.bits_of(len(workload.sizes))
-    privacy = job.plan.privacy
-    strategy, whole_numbers, _ = solved_purely(workload, bits, folder)
+    workload, privacy = workload.canonical, job.plan.privacy
+    strategy, whole_numbers, _ = solved_purely(workload, folder)
     strategy, made = lattice.better_lattice(
         strategy, whole_numbers, workload, privacy.epsilon, privacy.contributions
     )
@@ -256,9 +396,8 @@ class WorkloadQuestion:
         accept: Accept | None = None,
     ) -> None:
         self._out, self._accept = out, accept
-        workload, job = workload.aligned, one_shot_job(job)
-        self._domain = domain_of_job(job, workload)
-        _check(job)
+        workload = workload.aligned
+        job, self._domain = asked_once(workload, job)
         self.ledger = required(job.ledger, "a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
@@ -389,61 +528,3 @@ def answer_once(
     ):
         sequence.ask(question, ledger, keys, how, deliver=write)
     return results[0]
-
-
-def acceptance(
-    workload: Workload,
-    job: Job,
-    mechanism: Mechanism,
-    how: Asking = ONCE,
-    out: Path | None = None,
-) -> Acceptance:
-    """Return whether `answer_once` would be charged now, and its cost; charges nothing.
-
-    Args:
-        out: the folder that would be made; ``None``: a new one.
-
-    Raises:
-        DpstreamError: the job is refused for another reason than its account.
-    """
-    question = WorkloadQuestion(workload, job, mechanism)
-    charge = question.decide(new_run_id(), History()).charge
-    request = request_for(charge, lambda: question.identity, job.privacy.secret, how.as_of)
-    accepted = requests_acceptance(question.ledger, [request], how.fresh)
-    if out is None:
-        return accepted
-    return accepted.unless(lambda: Output(out, RECEIPT, "--out").check(accepted.run_id))
-
-
-def check_once(workload: Workload, job: Job) -> None:
-    """Refuse a job that cannot answer a workload once, without a store.
-
-    Raises:
-        UsageError: it cannot; the message states why.
-    """
-    domain_of_job(one_shot_job(job), workload.aligned)
-    _check(job)
-
-
-def _check(job: Job) -> None:
-    """Refuse before the charge what would fail only after it."""
-    check_job(job)
-    if job.plan.aggregates[0].kind != "count":
-        raise UsageError(
-            "aggregate.kind", "must be 'count' here", "count records, or use --strategy product"
-        )
-    if job.source.unbounded:
-        raise UsageError("table.format", "must be files that are all there", "name such a source")
-    if job.ledger is None:
-        raise UsageError(
-            "account",
-            "is required for answers that no store keeps",
-            "type `dpstream account create`",
-        )
-    if job.plan.privacy.per_key_bound:
-        raise UsageError(
-            "per_key_bound",
-            "saves nothing where cells share their noise: the effects of a unit's records on "
-            "several cells add up",
-            "omit it",
-        )

@@ -27,7 +27,7 @@ from dpstream.accounting.places import (
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.workload.files import read_workload
+from dpstream.pipelines.workload.planning import read_workload
 
 URLS = ("s3://b/x", "gs://b/x", "https://user:PASSWORD@h/x", "hdfs://h/x", "file:///x", "az://b/x")
 JOB = """

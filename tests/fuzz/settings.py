@@ -18,7 +18,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of, stage_one
-from dpstream.pipelines.workload.files import read_workload
+from dpstream.pipelines.workload.planning import read_workload
 from tests.fuzz.texts import WrongError
 from tests.pipelines.sql.shop import shop
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.workload.files import read_workload
+from dpstream.pipelines.workload.planning import read_workload
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
 
@@ -71,7 +71,9 @@ def test_a_small_file_takes_little_memory_to_be_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         read_workload(path)
     assert refused.value.field == "workload file"
-    code = "from pathlib import Path; from dpstream.pipelines.workload.files import *; import sys\n"
+    code = (
+        "from pathlib import Path; from dpstream.pipelines.workload.planning import *; import sys\n"
+    )
     code += "try: read_workload(Path(sys.argv[1]))\nexcept UsageError: sys.exit(7)"
     command = [sys.executable, "-c", code, str(path)]
     assert subprocess.run(command, preexec_fn=limited, check=False).returncode == 7

@@ -342,8 +342,8 @@ def attribute(queries: str, size: int, contributions: int, epsilon: float, delta
     """RMSE of all such queries of one attribute at (epsilon, delta), by the family that is taken
     without an account."""
     from dpstream.accounting.workloads.workload import over
-    from dpstream.pipelines.workload.families import Budget as Promise
-    from dpstream.pipelines.workload.families import families_of as families_of_workload
+    from dpstream.pipelines.workload.lattice import Budget as Promise
+    from dpstream.pipelines.workload.lattice import families_of as families_of_workload
 
     cell_workload = over([size], [queries])
     promise = Promise(epsilon, delta, contributions)

@@ -28,7 +28,7 @@ from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
-from dpstream.pipelines.workload.of_job import cells_job
+from dpstream.pipelines.workload.registered import cells_job
 from dpstream.state import open as stores
 from tests.pipelines.sql.visited import all_rows, rows, with_text
 from tests.pipelines.workload.survey import survey, workload

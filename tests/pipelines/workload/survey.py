@@ -1,5 +1,6 @@
 """A small survey: records, a job over them and workloads, as files."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.workloads.workload import Workload, from_dict
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.state.ledger.events import Charge
 from tests import accounts
 
 DOMAIN = [
@@ -92,3 +94,14 @@ def exact(folder: Path, row: dict[str, Any], summed: str = "count(*)", until: st
     text = f"SELECT {summed} FROM '{path}' AS records WHERE {' AND '.join(where)}"
     [[total]] = duckdb.execute(text).fetchall()
     return float(total or 0)
+
+
+def charges(folder: Path) -> list[Charge]:
+    """The charges of the account."""
+    with contextlib.closing(accounts.opened(folder / "ledger.db", "people")) as ledger:
+        return ledger.entries()
+
+
+def rows(folder: Path, out: str = "out") -> list[dict[str, Any]]:
+    """The answers that a folder holds."""
+    return pq.read_table(folder / out / "answers.parquet").to_pylist()

@@ -1,26 +1,37 @@
-"""Pure epsilon: exact sensitivity, exact noise, and the errors that are said."""
+"""Pure epsilon, exact in sensitivity and noise; and which noise answers: the better one."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.gaussian import mu_of
+from dpstream.accounting.periods import Room
+from dpstream.accounting.query.calibration import Cost
+from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
-from dpstream.accounting.workloads.workload import over
+from dpstream.accounting.workloads.workload import marginals, over
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
+from dpstream.pipelines.render.workload_plan import families_line
 from dpstream.pipelines.workload.lattice import (
     LAPLACE_HALF_WIDTH,
+    Budget,
+    Families,
     better_lattice,
     estimate_of,
+    families_of,
     lattice_of,
     planned_purely,
     published,
     rmse_of,
 )
+from tests.accounting.strategies.cells.shapes import attributes
+from tests.accounts import room
 from tests.fixed import INPUTS
+from tests.golden.pinned import check, of_refusals
 from tests.pipelines.workload.survey import workload
 from tests.streams import KEYS
 
@@ -45,10 +56,6 @@ def test_without_noise_least_squares_is_exact() -> None:
     [answers] = plan.answers(QUERY_SET)
     exact = np.concatenate([a.ravel() for a in QUERY_SET.apply(CELLS)])
     assert np.allclose(answers.estimates, exact)
-    with pytest.raises(UsageError, match="only totals"):
-        list(plan.answers(over([12, 3], ["range", "identity"])))
-    with pytest.raises(UsageError, match="all cells"):
-        list(plan.answers(QUERY_SET, consistent=True))
 
 
 def test_errors_are_those_that_are_said() -> None:
@@ -64,10 +71,20 @@ def test_errors_are_those_that_are_said() -> None:
     assert np.sqrt(np.mean(measured**2)) == pytest.approx(np.sqrt(np.mean(sd**2)), rel=0.1)
 
 
-def test_noise_that_is_not_drawn() -> None:
-    with pytest.raises(UsageError):
-        lattice_of(pure(QUERY_SET).lattice(), 1e-12, 1)
-    assert lattice_of(pure(workload([{"factors": {}}])).lattice(), 1.0, 1).sd > 0
+def test_what_is_refused(tmp_path: Path) -> None:
+    lattice, union = pure(QUERY_SET).lattice(), marginals(attributes(3, 4), [1], "range")
+    plan = estimate_of(LATTICE, np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64))
+    calls: dict[str, Callable[[], object]] = {
+        "cells of a total": lambda: list(plan.answers(over([12, 3], ["range", "identity"]))),
+        "cells that are not negative": lambda: list(plan.answers(QUERY_SET, consistent=True)),
+        "noise beyond exact draws": lambda: lattice_of(lattice, 1e-12, 1),
+        "a total": lambda: lattice_of(pure(workload([{"factors": {}}])).lattice(), 1.0, 1),
+        "no epsilon": lambda: planned_purely(QUERY_SET, 0.0, 1, tmp_path),
+        "infinite": lambda: planned_purely(QUERY_SET, math.inf, 1, tmp_path),
+        "negative": lambda: planned_purely(QUERY_SET, -1.0, 1, tmp_path),
+        "neither family": lambda: families_of(union, auto(union), Budget(1.0, 0.0, 1), tmp_path),
+    }
+    check(Path(__file__).with_name("refusals_lattice.txt"), of_refusals(calls))
 
 
 def test_plan(tmp_path: Path) -> None:
@@ -78,9 +95,6 @@ def test_plan(tmp_path: Path) -> None:
     noiseless = np.zeros((len(LATTICE.strategy.factors[0]), 1), np.int64)
     [answers] = estimate_of(LATTICE, noiseless).answers(QUERY_SET)
     assert np.sqrt(np.mean(answers.sd**2)) == pytest.approx(plan["rmse"], rel=5e-3)
-    for epsilon in (0.0, math.inf, -1.0):
-        with pytest.raises(UsageError):
-            planned_purely(QUERY_SET, epsilon, 1, tmp_path)
 
 
 @pytest.mark.slow
@@ -178,3 +192,121 @@ def test_intervals_of_whole_cells_hold(epsilon: float) -> None:
         assert float(total[far].sum()) <= 0.05
         total = np.convolve(total, law)
     assert cell_lattice.half_width <= math.sqrt(20) + 1e-4
+
+
+RANGES = over([16], ["range"])
+PLAN = auto(RANGES)
+SMALL = Budget(1.0, 1e-9, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strategies")
+
+
+def of(folder: Path, budget: Budget, limit: Room | None = None) -> Families:
+    return families_of(RANGES, PLAN, budget, folder, limit)
+
+
+def test_the_better_one_is_taken(folder: Path) -> None:
+    families = of(folder, SMALL)
+    assert families.taken == "geometric" and families.gaussian is not None
+    assert families.geometric == pytest.approx(planned_purely(RANGES, 1.0, 1, folder)["rmse"])
+    mu = mu_of(1.0, 1e-9)
+    assert families.gaussian == pytest.approx(math.sqrt(PLAN.error / RANGES.weight) / mu)
+    loose = of(folder, Budget(1.0, 0.05, 1))
+    assert loose.taken == "gaussian" and loose.gaussian is not None
+    assert loose.geometric is not None and loose.gaussian < loose.geometric
+
+
+def test_a_bound_spares_the_search(tmp_path: Path) -> None:
+    families = families_of(RANGES, PLAN, Budget(1.0, 0.2, 1), tmp_path)
+    assert families.taken == "gaussian" and families.least and not list(tmp_path.iterdir())
+    assert families.geometric is not None
+    assert families.geometric <= planned_purely(RANGES, 1.0, 1, tmp_path)["rmse"]
+
+
+@pytest.mark.parametrize("contributions", [1, 3])
+def test_errors_never_rise_with_epsilon_or_delta(folder: Path, contributions: int) -> None:
+    def error(epsilon: float, delta: float) -> float:
+        families = of(folder, Budget(epsilon, delta, contributions))
+        value = families.gaussian if families.taken == "gaussian" else families.geometric
+        assert value is not None
+        return value
+
+    deltas = [0.0, 1e-12, 1e-9, 1e-6, 1e-3, 0.1]
+    for epsilon in (0.3, 1.0, 4.0):
+        errors = [error(epsilon, delta) for delta in deltas]
+        assert errors == sorted(errors, reverse=True)
+    errors = [error(epsilon, 1e-9) for epsilon in (0.1, 0.3, 1.0, 3.0, 9.0)]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_at_an_equal_share_of_a_limit(folder: Path) -> None:
+    """76 Gaussian questions of (1, 1e-9) are within (8, 1e-5), and 8 geometric ones."""
+    assert of(folder, SMALL, room((8.0, 1e-5))).taken == "gaussian"
+    # Shares that are equal, or less for geometric noise, are compared as they are.
+    assert of(folder, SMALL, room((1.0, 1e-9))).taken == "geometric"
+    assert of(folder, SMALL, room((8.0, 1e-40))).taken == "geometric"
+
+
+def test_shares_decide_where_the_bound_does_not(folder: Path) -> None:
+    """Geometric noise of its own epsilon is better, and of Gaussian noise's share it is not."""
+    families = of(folder, SMALL, room((4.0, 1e-9)))
+    assert families.taken == "gaussian" and not families.least
+    assert families.gaussian is not None and families.geometric is not None
+    assert families.geometric < families.gaussian
+    assert of(folder, SMALL, room((3.0, 1e-9))).taken == "geometric"
+
+
+def test_errors_are_those_of_all_records_of_a_unit(folder: Path) -> None:
+    families = of(folder, Budget(1.0, 1e-9, 3))
+    gaussian = 3 * math.sqrt(PLAN.error / RANGES.weight) / mu_of(1.0, 1e-9)
+    assert families.gaussian == pytest.approx(gaussian)
+    assert families.geometric == pytest.approx(planned_purely(RANGES, 1.0, 3, folder)["rmse"])
+
+
+def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
+    mostly = Budget(1.0, 1e-5, 1)
+    assert of(folder, mostly, room((8.0, 1e-5))).taken == "gaussian"
+    assert of(folder, SMALL, room((1.0, 1e-12))).taken == "geometric"
+    # Gaussian noise of mu 1.45 is spent: a little more of it is accepted, and no epsilon of 1.
+    spent = Cost(9.0, 0.0, 1.45, 0.0)
+    assert of(folder, SMALL, room((8.0, 1e-6))).taken == "gaussian"
+    large = Budget(6.0, 1e-9, 1)
+    alone = of(folder, large)
+    assert alone.taken == "geometric" and alone.geometric is not None and alone.geometric < 1
+    assert of(folder, large, room((8.0, 1e-6))).taken == "geometric"
+    assert of(folder, Budget(1.0, 1e-12, 1), room((8.0, 1e-6), spent)).taken == "gaussian"
+    loose = Budget(1.0, 0.2, 1)
+    assert of(folder, loose).taken == "gaussian"
+    assert of(folder, loose, room((1.0, 1e-12))).taken == "geometric"
+
+
+def test_one_that_cannot_answer(tmp_path: Path) -> None:
+    union = marginals(attributes(3, 4), [1], "range")
+    families = families_of(union, auto(union), SMALL, tmp_path)
+    assert families.taken == "gaussian" and families.geometric is None and families.refused
+    assert [f["taken"] for f in families.described()] == [True, False]
+    assert "gaussian (taken) RMSE" in families_line(families.described())
+
+
+def test_without_delta_noise_is_geometric(folder: Path) -> None:
+    families = of(folder, Budget(1.0, 0.0, 1))
+    assert families.taken == "geometric" and families.gaussian is None
+    assert families_line(families.described()).startswith("geometric (taken) RMSE")
+    gaussian, geometric = families.described()
+    assert gaussian["rmse"] is None and gaussian["refused"] and not geometric["refused"]
+    both = of(folder, SMALL).described()
+    assert [row["refused"] for row in both] == ["", ""]
+
+
+def test_nothing_is_looked_at_but_public_numbers(folder: Path) -> None:
+    """A plan and a budget decide: a sabotaged plan of a better error changes the choice."""
+    better = Plan(PLAN.strategy, "total", PLAN.error / 100, PLAN.floor / 100)
+    assert families_of(RANGES, better, SMALL, folder).taken == "gaussian"
+
+
+def test_two_attributes_are_one_product(tmp_path: Path) -> None:
+    product = over([4, 3], ["range", "identity"])
+    assert families_of(product, auto(product), SMALL, tmp_path).taken == "geometric"

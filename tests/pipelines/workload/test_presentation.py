@@ -12,8 +12,7 @@ import pytest
 
 from dpstream.accounting.workloads.workload import Workload
 from tests.pipelines.cli.called import call, refused
-from tests.pipelines.workload.survey import DOMAIN, survey, workload, write
-from tests.pipelines.workload.test_choosing import charges
+from tests.pipelines.workload.survey import DOMAIN, charges, survey, workload, write
 
 MORE: list[Any] = [*DOMAIN, {"name": "region", "values": [3, 1, 2]}]
 QUERIES: list[dict[str, Any]] = [

@@ -1,17 +1,22 @@
 """Releases: whole or not at all, and only what was released; answers as tables."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
+from dpstream.accounting.errors import required
+from dpstream.accounting.workloads.attributes import explicit, of_values
+from dpstream.accounting.workloads.workload import over, workload_of
 from dpstream.pipelines.jobs.keys import domain_digest
-from dpstream.pipelines.workload import release as module
 from dpstream.pipelines.workload.estimate import Estimate, norms
-from dpstream.pipelines.workload.files import domain_text
+from dpstream.pipelines.workload.planning import domain_text
 from dpstream.pipelines.workload.release import ESTIMATE as FILE
 from dpstream.pipelines.workload.release import (
     RECEIPT,
@@ -19,10 +24,12 @@ from dpstream.pipelines.workload.release import (
     Receipt,
     answers,
     check_domain,
+    labelled,
     read_release,
     write_release,
     write_table,
 )
+from tests.golden.pinned import check, of_refusals
 from tests.pipelines.workload.survey import DOMAIN, workload
 
 MOMENTS = [Moment(0, 10, 1, 5), Moment(0, 10, 2, 10)]
@@ -46,11 +53,7 @@ def receipt() -> Receipt:
 
 
 def written(out: Path, **changed: object) -> Receipt:
-    given = receipt()
-    if changed:
-        import msgspec
-
-        given = msgspec.structs.replace(given, **changed)
+    given = msgspec.structs.replace(receipt(), **changed)
     return write_release(out, given, ESTIMATE, answers(workload(), ESTIMATE, MOMENTS), "parquet")
 
 
@@ -65,73 +68,51 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert written(tmp_path / "out") == made and written(tmp_path / "again") == made
     assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == first
     assert {path.name for path in tmp_path.iterdir()} == {"out", "again"}
-    check_domain(made, workload())
 
 
-def test_another_answer_stands_there(tmp_path: Path) -> None:
-    written(tmp_path / "out")
-    with pytest.raises(UsageError):
-        written(tmp_path / "out", run_id="ef" * 16)
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError):
-        written(tmp_path / "file")
-    with pytest.raises(RunError):
-        written(tmp_path / "file" / "below")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"cells": ESTIMATE.cells[:, :-1]}, {"cells": ESTIMATE.cells * np.nan}, {"mix": ()},
-     {"cells": ESTIMATE.cells.astype(str)}, {"scale": ESTIMATE.scale[:0]}],
-)  # fmt: skip
-def test_estimates_that_do_not_fit_their_receipt(other: dict[str, Any], tmp_path: Path) -> None:
-    table = answers(workload(), ESTIMATE, MOMENTS)
-    write_release(tmp_path / "out", receipt(), ESTIMATE._replace(**other), table, "parquet")
-    with pytest.raises(PolicyError, match="another form"):
-        read_release(tmp_path / "out")
-
-
-def test_receipts_of_later_programs(tmp_path: Path) -> None:
-    written(tmp_path / "out", format=2)
-    with pytest.raises(PolicyError, match="program that wrote it"):
-        read_release(tmp_path / "out")
-
-
-def test_another_domain(tmp_path: Path) -> None:
     turned = [DOMAIN[0], {"name": "sex", "values": ["m", "f"]}]
-    with pytest.raises(UsageError, match="release's"):
-        check_domain(receipt(), workload(domain=turned))
     check_domain(receipt(), workload(domain=DOMAIN[::-1]))  # the order says nothing
+    check_domain(written(Path("out")), workload())
+    strange: dict[str, dict[str, Any]] = {
+        "too few cells": {"cells": ESTIMATE.cells[:, :-1]},
+        "no numbers": {"cells": ESTIMATE.cells * np.nan}, "no mix": {"mix": ()},
+        "texts": {"cells": ESTIMATE.cells.astype(str)}, "no scale": {"scale": ESTIMATE.scale[:0]},
+    }  # fmt: skip
+    for name, other in strange.items():
+        table = answers(workload(), ESTIMATE, MOMENTS)
+        write_release(Path(name), receipt(), ESTIMATE._replace(**other), table, "parquet")
+    written(Path("later"), format=2)
+    for name in (FILE, RECEIPT):
+        path = Path(f"changed {name}", name)
+        written(path.parent)
+        path.write_bytes(path.read_bytes().replace(b"a", b"b"))
+        written(Path(f"no {name}"))
+        Path(f"no {name}", name).unlink()
+    folders = [*strange, "later", *(f"{s} {n}" for s in ("changed", "no") for n in (FILE, RECEIPT))]
+    calls: dict[str, Callable[[], object]] = {
+        **{name: partial(read_release, Path(name)) for name in folders},
+        "another run": lambda: written(Path("out"), run_id="ef" * 16),
+        "a file": lambda: written(Path("file")),
+        "below a file": lambda: written(Path("file") / "below"),
+        "another domain": lambda: check_domain(receipt(), workload(domain=turned)),
+        "no table": lambda: write_table(Path("t.txt"), pa.table({})),
+    }
+    check(Path(__file__).with_name("refusals_release.txt"), of_refusals(calls))
 
 
-@pytest.mark.parametrize("name", [FILE, RECEIPT])
-def test_a_release_that_was_changed(name: str, tmp_path: Path) -> None:
-    written(tmp_path / "out")
-    path = tmp_path / "out" / name
-    path.write_bytes(path.read_bytes().replace(b"a", b"b"))
-    with pytest.raises(PolicyError):
-        read_release(tmp_path / "out")
-    path.unlink()
-    with pytest.raises(UsageError):
-        read_release(tmp_path / "out")
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet", "arrow", "txt"])
-def test_tables(ending: str, tmp_path: Path) -> None:
-    table = answers(workload(), ONE, MOMENTS[:1])
-    assert table is not None
-    path = tmp_path / f"t.{ending}"
-    if ending == "txt":
-        with pytest.raises(DpstreamError):
-            write_table(path, table)
-        return
-    write_table(path, table)
-    if ending == "csv":
-        assert path.read_text().splitlines()[0].startswith('"product","age","sex","value"')
-        assert len(path.read_text().splitlines()) == table.num_rows + 1
-    elif ending == "arrow":
-        with pa.memory_map(str(path)) as file:
-            assert pa.ipc.open_file(file).read_all() == table
+def test_tables(tmp_path: Path) -> None:
+    table = required(answers(workload(), ONE, MOMENTS[:1]), _ANSWERED)
+    for ending in ("csv", "parquet", "arrow"):
+        write_table(tmp_path / f"t.{ending}", table)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[0].startswith('"product","age","sex","value"')
+    assert len(lines) == table.num_rows + 1
+    with pa.memory_map(str(tmp_path / "t.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all() == table
+    assert pq.read_table(tmp_path / "t.parquet") == table
 
 
 def test_every_release_has_its_own_error() -> None:
@@ -162,6 +143,26 @@ def test_values_without_negative_cells() -> None:
     assert consistent_table.select(["sd", "low", "high"]) == plain.select(["sd", "low", "high"])
 
 
-def test_not_more_than_a_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ANSWERS", workload().queries)
-    assert answers(workload(), ESTIMATE, MOMENTS) is None
+def test_not_more_than_a_table_has() -> None:
+    many = over([8192], ["range"])
+    assert answers(many, ONE, MOMENTS[:1]) is None
+
+
+def test_in_the_order_of_the_answers() -> None:
+    query_set = workload()
+    columns = {name: column.to_pylist() for name, column in labelled(query_set).items()}
+    assert list(columns) == ["product", "age", "sex"]
+    assert {len(column) for column in columns.values()} == {query_set.queries}
+    rows = list(zip(*columns.values(), strict=True))
+    assert rows[:3] == [(0, "[0, 10)", "f"), (0, "[0, 10)", "m"), (0, "[0, 20)", "f")]
+    assert (0, "[40, 65.5)", "m") in rows and rows[-1] == (2, "all", "all")
+    assert rows[-2] == (1, "[0, 80)", "all")
+
+
+def test_values_matrices_and_names_that_are_taken() -> None:
+    attribute = of_values("value", ["x", "y", "z"])
+    queries = [(1.0, {0: explicit(np.eye(3)[:2], 3)})]
+    columns = labelled(workload_of([attribute], queries))
+    assert columns["value_"].to_pylist() == ["row 0", "row 1"]
+    texts = labelled(over([3], ["prefix"]))["0"].to_pylist()
+    assert texts == ["0", "0 .. 1", "0 .. 2"]
