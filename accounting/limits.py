@@ -60,8 +60,7 @@ MAX_PAIRS = 1 << 22
 #: Decoded prefixes are integers in units of 2^-DECODE_BITS of the grid.
 DECODE_BITS = 8
 #: Rows of an Arrow batch at ingest; 20,000 was measured as the knee.
-DEFAULT_BATCH_ROWS = 20_000
-MAX_BATCH_ROWS = 1_000_000
+BATCH_ROWS = 20_000
 #: Bytes of a text file without a line break, after which it is read no further: a line of a
 #: megabyte is refused already, and whoever reads some rows of a file must come to an end.
 MAX_UNBROKEN_BYTES = 1 << 28

@@ -22,12 +22,10 @@ class Performance(NamedTuple):
     """Settings that change speed and memory, never a released byte.
 
     Attributes:
-        batch_rows: rows of a batch between stages.
         look_ahead: steps of noise computed ahead of a key's last test (default by T).
         threads: number of threads for the shards of a stage, where the stages share a process.
     """
 
-    batch_rows: int = 20_000
     look_ahead: int | None = None
     threads: int = 1
 

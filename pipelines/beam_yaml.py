@@ -71,7 +71,7 @@ class DPStreamRows(beam.PTransform):  # type: ignore[misc]
         if isinstance(rows, beam.PCollection):
             kinds = _check(job, rows, self._source)
             run, _ = begin(job, [b"rows", str(self._source).encode()])
-            gather = Gather(functools.partial(to_batch, kinds=kinds), job.performance.batch_rows)
+            gather = Gather(functools.partial(to_batch, kinds=kinds), job.batch_rows)
             batches = beam.ParDo(gather).with_output_types(pa.RecordBatch)
             records = rows | "Batches" >> batches
         else:

@@ -163,7 +163,7 @@ def memory_error(where: str) -> RunError:
         "memory",
         f"there is not enough for {where}",
         "raise the limit of this process or container (`ulimit -v`, resources.limits.memory), or "
-        "lower batch_rows and threads of the job; then run it again",
+        "write threads = 1 into the job; then run it again",
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -45,16 +46,14 @@ window = "1d"
 release_every = "6h"
 budget = { epsilon = 6.0, delta = 1e-9, covers = "lifetime" }
 contributions = 4
-batch_rows = BATCH_ROWS
 sink = { kind = "parquet", path = "releases" }
 """
 MakeFolderJob = Callable[..., Job]
 
 
-def job_text(kind: str, stamp: str = "manifest", batch_rows: int = 1000) -> str:
+def job_text(kind: str, stamp: str = "manifest") -> str:
     """A job on the folder ``in``, whose files have a format."""
-    text = JOB.replace("BATCH_ROWS", str(batch_rows)).replace("FORMAT", kind)
-    return text.replace("STAMP", stamp)
+    return JOB.replace("FORMAT", kind).replace("STAMP", stamp)
 
 
 @pytest.fixture
@@ -62,9 +61,9 @@ def make_folder_job(tmp_path: Path) -> MakeFolderJob:
     """``make(format, stamp=..., batch_rows=...)`` writes and loads a job on the folder ``in``."""
 
     def make(kind: str = "jsonl", stamp: str = "manifest", batch_rows: int = 1000) -> Job:
-        (tmp_path / "dpstream.toml").write_text(job_text(kind, stamp, batch_rows))
+        (tmp_path / "dpstream.toml").write_text(job_text(kind, stamp))
         (tmp_path / "in").mkdir(exist_ok=True)
-        return load_job(tmp_path / "dpstream.toml")
+        return msgspec.structs.replace(load_job(tmp_path), batch_rows=batch_rows)
 
     return make
 

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from tests.fixed_runs import fix_run_id
+
 DAYS = 4
 DAY = 86_400_000_000
 START = 1_704_067_200_000_000  # 2024-01-01
@@ -35,7 +37,6 @@ release_every = "6h"
 allowed_lateness = "LATE"
 budget = { epsilon = 20.0, delta = 1e-2, covers = "lifetime" }
 contributions = 9
-insecure_test_run_id = "22222222222222222222222222222222"
 store = "s.db"
 shards = 3
 sink = { kind = "parquet", path = "out" }
@@ -72,6 +73,7 @@ def place(folder: Path, kind: str = "parquet", late: str = "0s") -> Path:
     """A folder with the job, all days in ``all/`` and none in ``in/`` yet."""
     (folder / "in").mkdir(parents=True, exist_ok=True)
     (folder / "dpstream.toml").write_text(JOB.replace("KIND", kind).replace("LATE", late))
+    fix_run_id(folder)
     for number in range(DAYS):
         # Every other file holds some of the next day, as exports do.
         write(folder, f"day-{number}.{kind}", day(number, 0.0, 1.0 if number % 2 else 1.2))

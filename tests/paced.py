@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from unittest import mock
 
 from typing_extensions import override
@@ -24,6 +25,7 @@ from dpstream.pipelines.connectors.files.stream import (
 )
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.stream import run
+from tests.fixed_runs import fix_run_id
 
 #: Rows that leave together, so that many parts are due one after the other.
 PART_ROWS = 64
@@ -90,4 +92,5 @@ def paced(speed: float) -> Iterator[None]:
 
 if __name__ == "__main__":
     with paced(float(sys.argv.pop(1))):
+        fix_run_id(Path.cwd())
         main()

@@ -18,8 +18,8 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.replays import new_place, text_of
+from tests.fixed_runs import RUN_ID, fix_run_id
 
-RUN_ID = "22" * 16
 #: Releases of the job: two windows of four triggers.
 RUNS = 8
 
@@ -27,8 +27,8 @@ RUNS = 8
 class Published:
     """One input; jobs on it differ in sink and store, not in noise (key and run id are fixed)."""
 
-    def __init__(self, folder: Path) -> None:
-        self.place = new_place(folder)
+    def __init__(self, folder: Path, run_id: str = RUN_ID) -> None:
+        self.place, self.run_id = new_place(folder), run_id
 
     def job(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
         """The job with a sink of these fields, each on its line."""
@@ -36,9 +36,9 @@ class Published:
         assert files in text
         inline = tomlkit.inline_table()
         inline.update(tomlkit.parse(sink).unwrap())
-        fixed = f'insecure_test_run_id = "{RUN_ID}"\nsink = {inline.as_string()}'
         path = self.place.folder / "dpstream.toml"
-        accounts.write(path, text.replace(f"sink = {files}", fixed))
+        accounts.write(path, text.replace(f"sink = {files}", f"sink = {inline.as_string()}"))
+        fix_run_id(path, self.run_id)
         return load_job(path)
 
     def run(self, sink: str, store: str = "state", ledger: bool = False) -> Job:
@@ -89,4 +89,5 @@ def _die_before(sends: str, nth: int) -> None:
 
 if __name__ == "__main__":
     _die_before(sys.argv[2], int(sys.argv[3]))
+    fix_run_id(Path(sys.argv[1]))
     run_job(load_job(Path(sys.argv[1])))

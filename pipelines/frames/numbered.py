@@ -16,6 +16,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
+from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
@@ -157,8 +158,7 @@ class Rows(beam.PTransform):
             )
         if partition is not None and offset is None:
             raise UsageError("offset", "is needed with partition", "name both columns")
-        batch_rows = 20_000 if isinstance(job, Plan) else job.performance.batch_rows
-        self._gather = Gather(ToBatch(plan, partition, offset), batch_rows)
+        self._gather = Gather(ToBatch(plan, partition, offset), limits.BATCH_ROWS)
 
     def expand(self, pcoll: beam.PCollection) -> beam.PCollection:
         """Return the batches of one ParDo, in the global window, in which the flow works."""

@@ -57,7 +57,7 @@ class ReadTable(beam.PTransform):
         columns = columns_of(data, {"data": list(job.columns)})
         arrays = [one_array(column) for column in columns.values()]
         batch = pa.RecordBatch.from_arrays(arrays, list(columns))
-        step = job.performance.batch_rows
+        step = job.batch_rows
         self._batches = [
             batch.slice(begin, step).replace_schema_metadata({PARTITION: "0", OFFSET: str(begin)})
             for begin in range(0, batch.num_rows, step)

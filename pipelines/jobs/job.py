@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from dpstream.accounting import limits
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.extras import require
 from dpstream.accounting.fields import Field
@@ -27,7 +28,6 @@ from dpstream.pipelines.project.job_parts import (
     MESSAGE_ID,
     JobParts,
     KeysConfig,
-    PerformanceConfig,
     PrivacyConfig,
     QueryConfig,
     SchemaConfig,
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 
 #: Stands for the digest of a public list that is not read yet.
 _UNREAD = "0" * 32
+#: Run ids of tests on public data (32 hex digits), by the absolute path of the project file:
+#: whoever knows one and the secret can subtract the noise.  Nothing that a user writes or types is
+#: put here.
+TEST_RUN_IDS = dict[Path, str]()
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -60,11 +64,14 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         path: the project file.
         name: the job's name in it.
-        source, schema, privacy, keys, state, ledger, sink, performance: the job's parts; every
-            path in them is absolute.
+        source, schema, privacy, keys, state, ledger, sink: the job's parts; every path in them is
+            absolute.
         plan: what is released and promised; checked.
         tuning: where C and bounds come from, if the job states it.
         cells: the domain that its key columns are mapped to, if it answers a workload.
+        threads: see `pipelines.project.job_section.JobSection`.
+        batch_rows: rows of an Arrow batch at ingest.  No project file sets it.
+        test_run_id: the id of its run, in tests on public data (`TEST_RUN_IDS`).
     """
 
     path: Path
@@ -76,10 +83,12 @@ class Job(msgspec.Struct, frozen=True):
     state: StateConfig
     ledger: AccountPlace | None
     sink: SinkConfig
-    performance: PerformanceConfig
     plan: Plan
     tuning: ChoiceSection | None = None
     cells: "JobCells | None" = None
+    threads: int | None = None
+    batch_rows: int = limits.BATCH_ROWS
+    test_run_id: str | None = None
 
     @property
     def key(self) -> tuple[Field, ...]:
@@ -117,8 +126,7 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def insecure(self) -> bool:
         """Return whether a fixed test secret or run id is set; the output must be marked then."""
-        fixed = self.privacy.secret.insecure_test_secret or self.privacy.insecure_test_run_id
-        return fixed is not None
+        return (self.privacy.secret.insecure_test_secret or self.test_run_id) is not None
 
 
 def load_job(
@@ -235,9 +243,10 @@ def job_of(
         state=replace(file.state, store=store),
         ledger=ledger,
         sink=_sink_below(folder, name, file.sink),
-        performance=file.performance,
         plan=plan,
         tuning=file.section.choice,
+        threads=file.section.threads,
+        test_run_id=TEST_RUN_IDS.get(path),
     )
 
 

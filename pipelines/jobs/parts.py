@@ -16,7 +16,6 @@ from dpstream.pipelines.project.job_parts import (
     JobParts,
     KeysConfig,
     LookUpConfig,
-    PerformanceConfig,
     PrivacyConfig,
     QueryConfig,
     SchemaConfig,
@@ -59,7 +58,6 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
     if query is None and job.query is not None:
         query = _query_text(project, name, job.query)
     covers = job.budget.covers
-    performance = {name: getattr(job, name) for name in PerformanceConfig.__struct_fields__}
     return JobParts(
         section=job,
         source=source_of(project, job.table, query),
@@ -75,7 +73,6 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
             period={"lifetime": None, "window": job.window}.get(covers, covers),
             per_key_bound=job.per_key_bound,
             secret=secret_of(project, data_set_name),
-            insecure_test_run_id=job.insecure_test_run_id,
             **_fields(job.mechanism),
         ),
         sink=SinkConfig(dead_letter=job.dead_letter, **_fields(job.sink)),
@@ -84,7 +81,6 @@ def parts_of(project: Project, name: str, query: str | None = None) -> JobParts:
             _store(job.store) or f"sqlite:{name}.store.db", job.shards, job.keep_releases
         ),
         ledger=None if data_set.account is None else account_of(project, data_set_name),
-        performance=PerformanceConfig(**{n: v for n, v in performance.items() if v is not None}),
     )
 
 

@@ -1,7 +1,7 @@
 """The parts of a job as frozen structs, which `jobs.parts` makes from the project file.
 
 Durations, times and paths are texts here, as written; `pipelines.jobs.job` parses and resolves
-them.  `PerformanceConfig` is separate from everything that enters the plan.
+them.
 """
 
 import contextlib
@@ -155,9 +155,6 @@ class PrivacyConfig(MechanismSection, frozen=True, kw_only=True):
     private keys and more than one privacy period it is ``lifetime``.  ``weights`` is a table
     (`accounting.weights.SelectionWeights`), ``uniform``, or ``auto``: the best known for the job's
     kind (see `pipelines.jobs.job`).
-
-    ``insecure_test_run_id`` (32 hex digits) is for tests on public data: whoever knows it and the
-    secret can subtract the noise.
     """
 
     epsilon: float
@@ -166,7 +163,6 @@ class PrivacyConfig(MechanismSection, frozen=True, kw_only=True):
     period: str | None = None
     per_key_bound: int | None = None
     secret: SecretSource = SecretSource()
-    insecure_test_run_id: str | None = None
 
 
 class KeysConfig(Section, frozen=True):
@@ -221,21 +217,6 @@ class SinkConfig(SinkSection, frozen=True):
         return kinds.get(self.kind, "parquet")
 
 
-class PerformanceConfig(Section, frozen=True):
-    """How a job runs: no field changes a released byte.
-
-    Attributes:
-        batch_rows: rows of an Arrow batch at ingest.
-        look_ahead: trigger times that a prediction looks ahead (default: by their number).
-        threads: threads of a job with bounded input whose stages share a process (DirectRunner);
-            default: two, if there are two cores.
-    """
-
-    batch_rows: int = limits.DEFAULT_BATCH_ROWS
-    look_ahead: int | None = None
-    threads: int | None = None
-
-
 class JobParts(Section, frozen=True):
     """The parts of a job, as written; ``section`` has the fields that are in no other part."""
 
@@ -248,16 +229,13 @@ class JobParts(Section, frozen=True):
     keys: KeysConfig
     state: StateConfig
     ledger: AccountPlace | None
-    performance: PerformanceConfig
 
 
 def check_parts(file: JobParts) -> None:
     """Check the rules of the tables that do not enter the plan."""
-    threads = file.performance.threads
+    threads = file.section.threads
     ranges = [
         ("shards", file.state.shards, limits.MAX_SHARDS),
-        ("batch_rows", file.performance.batch_rows, limits.MAX_BATCH_ROWS),
-        ("look_ahead", file.performance.look_ahead or 1, limits.MAX_TRIGGERS),
         ("threads", 1 if threads is None else threads, limits.MAX_THREADS),
     ]
     for field, value, most in ranges:
@@ -277,7 +255,6 @@ def check_parts(file: JobParts) -> None:
             raise UsageError(field, "must not be empty", "write a name")
     if file.state.store is not None:
         stores.backend(file.state.store)
-    _check_run_id(file.privacy)
 
 
 #: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
@@ -348,9 +325,3 @@ def _check_source(source: SourceConfig) -> list[tuple[str, str]]:
         )
     duration_micros("table.settle", source.settle)
     return texts
-
-
-def _check_run_id(privacy: PrivacyConfig) -> None:
-    text = privacy.insecure_test_run_id
-    if text is not None and (len(text) != 32 or set(text) - set("0123456789abcdef")):
-        raise UsageError("insecure_test_run_id", "must be 32 hex digits", "correct it")

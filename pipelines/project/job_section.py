@@ -123,8 +123,8 @@ class JobSection(Section, frozen=True):
         keep_releases: how long the store keeps releases that the sink has.
         shards: number of key shards, fixed when the store is made.
         dead_letter: the private folder of records that cannot be used.
-        threads, batch_rows, look_ahead: performance; they change no released byte.
-        insecure_test_run_id: 32 hex digits, for tests on public data.
+        threads: of a job with bounded input whose stages share a process (DirectRunner); no
+            released byte depends on them.
     """
 
     table: str
@@ -150,7 +150,4 @@ class JobSection(Section, frozen=True):
     shards: int = 4
     dead_letter: str | None = None
     threads: int | None = None
-    batch_rows: int | None = None
-    look_ahead: int | None = None
     choice: ChoiceSection | None = None
-    insecure_test_run_id: str | None = None

@@ -63,7 +63,7 @@ PLACES = tuple(
         r"data_set\.[^.]+\.(secret|account\.path)",
         r"table\.[^.]+\.(path|folder|topic|servers|subscription|uri|coordinates|settle)",
         r"table\.[^.]+\.options\.[^.]+(\.[^.]+)*",
-        r"job\.[^.]+\.(store|dead_letter|public_keys|threads|batch_rows|look_ahead)",
+        r"job\.[^.]+\.(store|dead_letter|public_keys|threads)",
         r"job\.[^.]+\.sink\.(path|topic|servers|table|options\..+)",
         r"workload\.[^.]+\.file",
         r"census\.[^.]+\.(parameters|data)",

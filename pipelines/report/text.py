@@ -135,8 +135,6 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
         ("secret", "INSECURE: fixed for tests" if job.insecure else "a secret in a file"),
         ("sink.kind", job.sink.kind),
         ("shards", job.state.shards),
-        ("batch_rows", job.performance.batch_rows),
-        ("look_ahead", job.performance.look_ahead),
         ("mechanism version", plan["mechanism_version"]),
     ]
     if job.ledger is not None:

@@ -13,7 +13,7 @@ from dpstream.accounting.budget.calibration import calibrated
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.places import refuse_far
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
-from dpstream.dp_transforms.run import Performance, Run, begin_run
+from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.input_files import refuse_changed
@@ -116,9 +116,8 @@ def prepare(
         url,
         job.state.shards,
         source=parts,
-        run_id=job.privacy.insecure_test_run_id,
+        run_id=job.test_run_id,
         public=public,
-        performance=Performance(job.performance.batch_rows, job.performance.look_ahead),
         mixing=None if job.cells is None else job.cells.mixing,
     )
     try:

@@ -51,8 +51,7 @@ def test_numbers_of_triggers_fit_their_types() -> None:
 
 
 def test_defaults_lie_within_what_may_be_asked_for() -> None:
-    assert limits.DEFAULT_BATCH_ROWS <= limits.MAX_BATCH_ROWS
-    assert limits.DEFAULT_BATCH_ROWS <= limits.SPLIT_BUFFER_ROWS
+    assert limits.BATCH_ROWS <= limits.SPLIT_BUFFER_ROWS
     assert limits.MAX_WEIGHTED <= limits.MAX_CONTRIBUTIONS <= limits.MAX_PAIRS
 
 

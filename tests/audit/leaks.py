@@ -54,7 +54,6 @@ mechanism.strategy = "blt"
 shards = 2
 store = "state/s.db"
 {more}
-batch_rows = 40
 sink = {{ kind = "parquet", path = "releases" }}
 """
 

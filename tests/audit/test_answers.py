@@ -34,6 +34,7 @@ from dpstream.pipelines.workload.lattice import lattice_of
 from dpstream.pipelines.workload.release import read_release
 from tests import accounts
 from tests.audit.test_mixed_cells import allowed, least, reused
+from tests.fixed_runs import fix_run_id
 from tests.pipelines.cli.called import call
 
 HOUR, WINDOWS, TRIGGERS, CELLS = 3_600_000_000, 60, 2, 4
@@ -61,7 +62,6 @@ release_every = "30m"
 budget = { epsilon = 6.0, delta = 1e-9, covers = "lifetime" }
 contributions = 2
 mechanism.strategy = "blt"
-insecure_test_run_id = "RUN"
 shards = 1
 sink = { kind = "parquet", path = "releases" }
 """
@@ -82,8 +82,9 @@ def write(folder: Path, cells: int, factor: Any) -> Float64:
     }
     pq.write_table(pa.table(table), folder / "records.parquet")
     end = np.datetime64(START + hours * HOUR, "us").astype("datetime64[s]")
-    text = PROJECT.replace("END", f"{end}Z").replace("KEY", "5e" * 32).replace("RUN", "a7" * 16)
+    text = PROJECT.replace("END", f"{end}Z").replace("KEY", "5e" * 32)
     accounts.write(folder / "dpstream.toml", text)
+    fix_run_id(folder, "a7" * 16)
     domain = [{"name": "cell", "size": cells // sides}, {"name": "side", "size": sides}]
     workload = {"domain": domain, "queries": [{"factors": factor}]}
     (folder / "asked.json").write_text(json.dumps(workload))

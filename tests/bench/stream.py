@@ -41,6 +41,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.bench.common import emit, machine, tree_seconds
 from tests.bench.paper.synth import Synth, generate
+from tests.fixed_runs import fix_run_id
 from tests.paced import paced
 from tests.runners.engines import Pool, worker_pool
 from tests.runners.golden import digest, published
@@ -89,7 +90,6 @@ def counting_job(folder: Path, source: dict[str, Any], unit_type: str, job: dict
         "aggregate": {"n": {"kind": "count"}},
         "budget": {"epsilon": 6.0, "delta": 1e-9, "covers": "lifetime"},
         "contributions": 32,
-        "insecure_test_run_id": "22" * 16,
     }
     sections = {
         "version": 1,
@@ -98,6 +98,7 @@ def counting_job(folder: Path, source: dict[str, Any], unit_type: str, job: dict
         "job": {"counts": counts | job},
     }
     (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
+    fix_run_id(folder)
     return load_job(folder)
 
 

@@ -25,14 +25,12 @@ from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
+from tests.fixed_runs import fix_run_id
 from tests.written import read_dead_letters
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "beam_yaml"
-FIXED = (
-    ('secret = "file:shop.secret"', f'insecure_test_secret = "{"0f" * 32}"'),
-    ("contributions = 4", f'contributions = 4\ninsecure_test_run_id = "{"0e" * 16}"'),
-)
+SECRET, FIXED = 'secret = "file:shop.secret"', f'insecure_test_secret = "{"0f" * 32}"'
 CANARY = "CANARY7741"
 
 
@@ -53,10 +51,9 @@ def example(folder: Path, repeat: bool = False) -> Path:
     shutil.copytree(EXAMPLE, folder)
     project = folder / "dpstream.toml"
     text = project.read_text()
-    for old, new in FIXED:
-        assert old in text
-        text = text.replace(old, new, 1)
-    project.write_text(text)
+    assert SECRET in text
+    project.write_text(text.replace(SECRET, FIXED))
+    fix_run_id(project)
     orders(folder / "orders.csv", repeat)
     return project
 

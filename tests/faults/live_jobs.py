@@ -56,7 +56,6 @@ allowed_lateness = "{lateness}s"
 {more}
 budget = {{ epsilon = 1000.0, delta = 0.1, covers = "lifetime" }}
 mechanism.allow_large_delta = true
-insecure_test_run_id = "{run}"
 store = "{store}"
 shards = 2
 sink = {{ kind = "parquet", path = "{sink}" }}
@@ -99,7 +98,7 @@ class Live(ABC):
         for name, url, sink in (("live", store, "out"), ("calm", "calm.db", "calm")):
             text += JOB.format(
                 name=name, start=text_of(self.start), end=text_of(self.end),
-                window=WINDOW, lateness=self.lateness, run="22" * 16,
+                window=WINDOW, lateness=self.lateness,
                 store=url, sink=sink, more=SKIPPED if skips else LISTED,
             )  # fmt: skip
         (folder / "dpstream.toml").write_text(text)
@@ -142,7 +141,7 @@ class Live(ABC):
         self, job: str = "live", *more: str, speed: float | None = None
     ) -> subprocess.Popen[bytes]:
         """``dpstream run`` on Prism, in a process group of its own."""
-        program = ["dpstream"] if speed is None else ["tests.paced", str(speed)]
+        program = ["tests.fixed_runs"] if speed is None else ["tests.paced", str(speed)]
         command = [sys.executable, "-m", *program, "run"]
         flags = ["--runner=PrismRunner", f"--prism_location={binary()}", "--quiet", *more]
         out = open(self.folder / f"{job}.out", "ab")  # noqa: SIM115 - the child's

@@ -15,6 +15,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state.sqlite.store import SqliteStore
+from tests.fixed_runs import fix_run_id
 
 POINTS: dict[str, Any] = {
     "commit": passes,
@@ -48,4 +49,5 @@ if __name__ == "__main__":
     folder, through, point = sys.argv[1:]
     if point:
         die_at(point)
+    fix_run_id(Path(folder))
     run_job(load_job(Path(folder) / "dpstream.toml"), through=through)

@@ -19,6 +19,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.faults.places import KINDS, Places, places
 from tests.faults.processes import files
+from tests.fixed_runs import fix_run_id
 from tests.streams import START, STEP
 
 #: Kills of each store in the longer run, most of one run, and the longest run.
@@ -48,7 +49,6 @@ release_every = "1s"
 budget = {{ epsilon = 20.0, delta = 1e-2, covers = "lifetime" }}
 contributions = 12
 mechanism = {{ mode = "rounds", final_flush = true }}
-insecure_test_run_id = "{run}"
 store = "{store}"
 shards = 3
 sink = {{ kind = "parquet", path = "out" }}
@@ -80,14 +80,15 @@ def write_job(folder: Path, store: str) -> Path:
         }
     )
     pq.write_table(table, folder / "in.parquet")
-    text = PROJECT.format(secret="11" * 32, run="22" * 16, store=store)
+    text = PROJECT.format(secret="11" * 32, store=store)
     (folder / "dpstream.toml").write_text(text)
+    fix_run_id(folder)
     return folder
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     """The command in a process group of its own."""
-    command = [sys.executable, "-m", "dpstream"]
+    command = [sys.executable, "-m", "tests.fixed_runs"]
     with open(folder / "errors.txt", "ab") as errors:
         return subprocess.Popen(
             [*command, "run", "--quiet"],

@@ -1,5 +1,6 @@
 """``python -O`` drops asserts: a run on hostile lines gives the same bytes with it and without."""
 
+import os
 import random
 import subprocess
 import sys
@@ -29,11 +30,10 @@ window = "1d"
 release_every = "12h"
 budget = { epsilon = 8.0, delta = 1e-4, covers = "lifetime" }
 contributions = 3
-insecure_test_run_id = "RUN"
 store = "run.db"
 sink = { kind = "parquet", path = "out" }
 """
-PROJECT = PROJECT.replace("SECRET", "11" * 32).replace("RUN", "22" * 16)
+PROJECT = PROJECT.replace("SECRET", "11" * 32)
 
 
 def rows(hostile: bool) -> bytes:
@@ -52,8 +52,11 @@ def released(folder: Path, hostile: bool, *flags: str) -> tuple[dict[str, bytes]
     folder.mkdir()
     (folder / "dpstream.toml").write_text(PROJECT)
     (folder / "in.csv").write_bytes(rows(hostile))
-    command = [sys.executable, *flags, "-m", "dpstream", "run", "--runner=DirectRunner"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    command = [sys.executable, *flags, "-m", "tests.fixed_runs", "run", "--runner=DirectRunner"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     out = {str(p.relative_to(folder)): p.read_bytes() for p in (folder / "out").rglob("*.parquet")}
     dead = [pq.read_table(p)["reason"] for p in folder.rglob("dead_letter/**/*.parquet")]

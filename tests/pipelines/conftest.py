@@ -37,7 +37,6 @@ window = "1d"
 release_every = "6h"
 budget = {{ epsilon = 6.0, delta = 1e-9, covers = "lifetime" }}
 contributions = 4
-batch_rows = {batch_rows}
 sink = {{ kind = "{sink}", path = "releases" }}
 """
 
@@ -49,12 +48,10 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
     def make(
         kind: str = "csv", pattern: str = "", sink: str = "parquet", batch_rows: int = 1000
     ) -> Job:
-        text = TEMPLATE.format(
-            kind=kind, pattern=pattern or f"in/*.{kind}", sink=sink, batch_rows=batch_rows
-        )
+        text = TEMPLATE.format(kind=kind, pattern=pattern or f"in/*.{kind}", sink=sink)
         (tmp_path / "dpstream.toml").write_text(text)
         (tmp_path / "in").mkdir(exist_ok=True)
-        return load_job(tmp_path / "dpstream.toml")
+        return msgspec.structs.replace(load_job(tmp_path), batch_rows=batch_rows)
 
     return make
 

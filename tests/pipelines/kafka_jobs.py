@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP
 from typing_extensions import override
@@ -38,7 +39,6 @@ window = "1d"
 release_every = "6h"
 budget = {{ epsilon = 6.0, delta = 1e-9, covers = "lifetime" }}
 contributions = 4
-batch_rows = {batch_rows}
 sink = {{ kind = "parquet", path = "releases" }}
 """
 
@@ -57,10 +57,9 @@ def kafka_job(
     path.write_text(
         _TEXT.format(
             name=name, servers=servers, topic=topic, more=more, settle=settle, secret="0f" * 32,
-            batch_rows=batch_rows,
         )
     )  # fmt: skip
-    return load_job(path)
+    return msgspec.structs.replace(load_job(path), batch_rows=batch_rows)
 
 
 def record(i: int) -> dict[str, str]:

@@ -24,11 +24,10 @@ from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables, named, read_metadata, swap_metadata
 from tests import accounts, emulator
 from tests.faults.processes import files
+from tests.fixed_runs import fix_run_id
 from tests.pipelines.operate.test_state_admin import PROJECT, with_account
 from tests.projects import typed
 from tests.refusing import CANARY, refusing
-
-RUN_ID = 'insecure_test_run_id = "22222222222222222222222222222222"\nshards = 3'
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,8 +52,9 @@ def write_job(folder: Path, store: str) -> Path:
             day, clock = divmod(hour, 24)
             rows.append(f"{user},p{user % 3},2024-01-0{1 + day}T{clock:02d}:00:00Z")
     (folder / "in.csv").write_text("\n".join(rows) + "\n")
-    text = PROJECT.replace("shards = 3", RUN_ID).replace("state/s.db", store)
+    text = PROJECT.replace("state/s.db", store)
     accounts.write(folder / "dpstream.toml", text)
+    fix_run_id(folder)
     return folder / "dpstream.toml"
 
 

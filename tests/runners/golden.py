@@ -30,6 +30,7 @@ from dpstream.dp_transforms import run
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.bench.paper.synth import Synth, batches
+from tests.fixed_runs import fix_run_id
 from tests.golden.pinned import LINES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -148,7 +149,6 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
         **DAY,
         "budget": {"epsilon": 6.0, "delta": 1e-6, "covers": own.get("covers", "lifetime")},
         "contributions": 6,
-        "insecure_test_run_id": "22" * 16,
         "shards": 3,
         "sink": {"kind": own.get("sink", "jsonl"), "path": "releases"},
         "mechanism": own.get("mechanism", {}),
@@ -162,6 +162,7 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream").symlink_to(stream)  # the path in the plan is part of what is hashed
     (folder / "dpstream.toml").write_text(tomlkit.dumps(sections))
+    fix_run_id(folder)
     return load_job(folder)
 
 

@@ -172,7 +172,7 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
 
 def _all_of(job: Job) -> Iterator[ReadRows]:
     for group in groups(job):
-        yield from read_group(group, job.columns, job.performance.batch_rows)
+        yield from read_group(group, job.columns, job.batch_rows)
 
 
 def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
@@ -231,7 +231,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
     def __init__(self, job: Job, files: Sequence[SourceFile] | None = None) -> None:
         super().__init__()
         self._groups = groups(job, files)
-        self._dofn = _ReadPiece(job.columns, job.performance.batch_rows)
+        self._dofn = _ReadPiece(job.columns, job.batch_rows)
 
     def reads(self, job: Job) -> bool:
         """Return whether these are the files of a job, as they are now."""

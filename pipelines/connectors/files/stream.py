@@ -104,7 +104,7 @@ def recording_of(job: Job) -> Recording:
     plan, timeline = job.plan, job.plan.timeline
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
     end = timeline.instant_of(timeline.last_trigger_time)
-    rows = job.performance.batch_rows
+    rows = job.batch_rows
     return Recording(tuple(pieces(job)), job.columns, stamp, timeline.start, end, rows)
 
 

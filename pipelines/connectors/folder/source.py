@@ -248,7 +248,7 @@ class FolderInput(Input):
     def scan(self) -> Iterator[ReadRows]:
         """Yield all files that are closed by now."""
         self._check()
-        (watch, files), rows = _readers(self.job, 0), self.job.performance.batch_rows
+        (watch, files), rows = _readers(self.job, 0), self.job.batch_rows
         for step in watch.steps(nothing_seen(0, isinstance(watch, Markers)), wall_micros()):
             yield from (_placed_refusal(where, refused) for where, refused in step.refused)
             for file in step.files:
@@ -406,7 +406,7 @@ class ReadFolder(beam.PTransform):  # type: ignore[misc]
         super().__init__()
         watch, self._files = _readers(job, begin)
         self._watch = _Watch(watch, begin, backpressure)
-        self._batch_rows = job.performance.batch_rows
+        self._batch_rows = job.batch_rows
 
     @override
     def expand(self, begin: Any) -> Any:

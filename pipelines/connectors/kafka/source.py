@@ -112,7 +112,7 @@ class KafkaInput(Input):
     def scan(self) -> Iterator[ReadRows]:
         """Yield every partition up to its end; consumers of no group, so no offset is committed."""
         self.identity()  # the topic is there, and as it must be
-        columns, rows = self.job.columns, self.job.performance.batch_rows
+        columns, rows = self.job.columns, self.job.batch_rows
         objects = Objects(self.job.data_columns)
         for partition in range(self._answer_of(self.kafka.described)[1]):
             with contextlib.closing(Reader(self.kafka, partition)) as reader:
@@ -227,7 +227,7 @@ class ReadPartition(beam.DoFn):
         self.kafka, self.settle, self.begin = kafka, settle, begin
         self.backpressure, self._rows = backpressure, 0
         self.columns, self.data_columns = job.columns, job.data_columns
-        self.batch_rows = job.performance.batch_rows
+        self.batch_rows = job.batch_rows
         self._objects: Objects | None = None
 
     def __getstate__(self) -> dict[str, Any]:

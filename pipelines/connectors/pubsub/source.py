@@ -148,7 +148,7 @@ class _ReadMessages(beam.DoFn):
         self._backpressure, self._rows = backpressure, 0
         self._again, self._ack_deadline = again, ack_deadline
         self._subscription = str(job.source.subscription)
-        self._columns, self._batch_rows = job.columns, job.performance.batch_rows
+        self._columns, self._batch_rows = job.columns, job.batch_rows
         self._settle = duration_micros("table.settle", job.source.settle)
 
     @guarded("source")

@@ -195,7 +195,7 @@ class Fixed(NamedTuple):
     """A fixed test secret and run id, so that a test's draws are always the same."""
 
     insecure_test_secret: str
-    insecure_test_run_id: str
+    run_id: str
 
 
 class TrialInput(NamedTuple):
@@ -281,7 +281,7 @@ class Runner:
 
     def _job_in(self, folder: Path, again: bool) -> Job:
         fixed, replace = self._fixed, msgspec.structs.replace
-        run_id = fixed.insecure_test_run_id if fixed else None
+        run_id = fixed.run_id if fixed else None
         if run_id is not None and again:
             run_id = f"{int(run_id, 16) ^ 1:032x}"
         pattern = str(Path(glob.escape(str(folder))) / "rows.parquet")
@@ -294,7 +294,6 @@ class Runner:
                 secret=SecretSource(None, fixed.insecure_test_secret)
                 if fixed
                 else SecretSource(f"file:{self._secret}"),
-                insecure_test_run_id=run_id,
             ),
             keys=KeysConfig(str(folder / "keys.csv") if not self.plan.design.selects else None),
             state=replace(
@@ -308,6 +307,7 @@ class Runner:
             ),
             plan=self.plan,
             tuning=None,
+            test_run_id=run_id,
         )
 
     def _in_memory(self, job: Job, given: TrialInput) -> pa.Table:
@@ -320,11 +320,11 @@ class Runner:
             job.state.store or "",
             job.state.shards,
             source=[b"audit"],
-            run_id=job.privacy.insecure_test_run_id,
+            run_id=job.test_run_id,
             public=public,
         )
         try:
-            releases, dead = run_in_memory(run, _batches(given.table, job.performance.batch_rows))
+            releases, dead = run_in_memory(run, _batches(given.table, job.batch_rows))
         finally:
             run.destroy_keys()
             stores.close_all()

@@ -42,7 +42,7 @@ NAMED: dict[str, dict[str, Any]] = {
 #: Set by options of their own, alike for all modes and baselines.
 _ELSEWHERE = {"epsilon", "delta", "contributions", "covers", "secret"}
 #: Fields of the job itself.
-_OWN = {"per_key_bound", "insecure_test_run_id", "threads"}
+_OWN = {"per_key_bound", "threads"}
 
 
 class Mode(NamedTuple):

@@ -75,8 +75,8 @@ MISTAKES = [
     ("[job.daily]", "[job.daily"),
     ("[job.daily]", "[jbo.daily]"),
     ("sink =", "snik ="),
-    ("batch_rows", 'store = "mysql://x"\nbatch_rows'),
-    ("batch_rows", 'public_keys = "none.csv"\nbatch_rows'),
+    ("sink =", 'store = "mysql://x"\nsink ='),
+    ("sink =", 'public_keys = "none.csv"\nsink ='),
 ]
 
 

@@ -162,7 +162,7 @@ def test_nothing_is_charged(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_key_list(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys.csv")
-    text = TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9)
+    text = TEMPLATE.format(kind="csv", pattern="x", sink="csv")
     (tmp_path / "dpstream.toml").write_text(text + 'public_keys = "keys.csv"\n')
     with pytest.raises(UsageError, match=r"public_keys: is not a file"):
         load_job(tmp_path / "dpstream.toml")

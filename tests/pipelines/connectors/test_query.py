@@ -6,6 +6,7 @@ Batches with the cells of their rows.
 from pathlib import Path
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -130,9 +131,7 @@ def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> N
         (tmp_path / folder).mkdir()
         job = with_text(tmp_path / folder, _TEXT)
         if folder == "other":
-            path = tmp_path / folder / "dpstream.toml"
-            path.write_text(path.read_text() + f"batch_rows = {batch_rows}\n")
-            job = load_job(path)
+            job = msgspec.structs.replace(job, batch_rows=batch_rows)
         run_job(job)
         stores.close_all()
         releases.append(read_releases(job.sink.path))

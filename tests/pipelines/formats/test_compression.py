@@ -308,10 +308,7 @@ def test_a_bomb_is_read_in_bounded_memory(codec: str) -> None:
 
 def test_public_key_lists(tmp_path: Path, make_job: MakeJob) -> None:
     text = b"\xef\xbb\xbfkey,note\n" + "".join(f"k{i},é\n" for i in range(500)).encode()
-    job_text = (
-        TEMPLATE.format(kind="csv", pattern="x", sink="csv", batch_rows=9)
-        + 'public_keys = "keys.csv"\n'
-    )
+    job_text = TEMPLATE.format(kind="csv", pattern="x", sink="csv") + 'public_keys = "keys.csv"\n'
     (tmp_path / "dpstream.toml").write_text(job_text)
     jobs = []
     for codec in ("", *NAMES):

@@ -126,7 +126,7 @@ def job_in(folder: Path, option: str = "", sink: str = "csv") -> Job:
         )
     ]  # fmt: skip
     (folder / "in" / "a.csv").write_text("\n".join(["user,key,time,value", *rows]) + "\n")
-    text = TEMPLATE.format(kind="csv", pattern="in/*", sink=sink, batch_rows=99)
+    text = TEMPLATE.format(kind="csv", pattern="in/*", sink=sink)
     text = text.replace('path = "releases"', f'path = "releases"{option and ", "}{option}')
     (folder / "dpstream.toml").write_text(text)
     return load_job(folder / "dpstream.toml")

@@ -38,7 +38,7 @@ def together(job: Job) -> Any:
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     dead: set[tuple[int, int, str]] = set()
     for group in groups(job):
-        for part in read_group(group, job.columns, job.performance.batch_rows):
+        for part in read_group(group, job.columns, job.batch_rows):
             if isinstance(part, pa.RecordBatch):
                 collect(part, job, rows)
             else:

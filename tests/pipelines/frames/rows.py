@@ -10,6 +10,7 @@ import pyarrow as pa
 import dpstream
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from tests import accounts
+from tests.fixed_runs import fix_run_id
 
 PROJECT = """
 version = 1
@@ -36,7 +37,6 @@ window = "1d"
 release_every = "12h"
 budget = { epsilon = 6.0, delta = 1e-3, covers = "lifetime" }
 contributions = 9
-insecure_test_run_id = "22222222222222222222222222222222"
 store = "s.db"
 shards = 2
 sink = { kind = "parquet", path = "out" }
@@ -51,6 +51,7 @@ def a_job(folder: Path, record_id: bool = False, more: str = "", account: str = 
     named = 'record_id = { column = "id", type = "int" }' if record_id else ""
     text = PROJECT.replace("RECORD_ID", named).replace("ACCOUNT", account)
     accounts.write(folder / "dpstream.toml", text + more)
+    fix_run_id(folder)
     return dpstream.load_job(folder / "dpstream.toml")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import msgspec
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -27,7 +28,7 @@ from tests.pipelines.frames.rows import ACCOUNT, a_job, batches, dicts
 
 
 def test_batches_are_numbered_through(tmp_path: Path) -> None:
-    job, rows = a_job(tmp_path, more="batch_rows = 100\n"), dicts(250)
+    job, rows = msgspec.structs.replace(a_job(tmp_path), batch_rows=100), dicts(250)
 
     def check(batches: list[pa.RecordBatch]) -> None:
         places = dict[int, Any]()

@@ -47,7 +47,6 @@ mechanism.mode = "sticky"
 mechanism.strategy = "tree"
 store = "flights.db"
 shards = 4
-batch_rows = 20000
 sink = { kind = "parquet", path = "releases/" }
 """
 
@@ -84,9 +83,9 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
 
 def test_the_plan_depends_on_no_folder_and_on_no_performance_setting(tmp_path: Path) -> None:
     plans = []
-    for name, more in (("a", "batch_rows = 20000"), ("b", "batch_rows = 7"), ("c", "threads = 5")):
+    for name, more in (("a", ""), ("b", "threads = 1"), ("c", "threads = 5")):
         (tmp_path / name).mkdir()
-        plans.append(load(tmp_path / name, "batch_rows = 20000", more).plan)
+        plans.append(load(tmp_path / name, "shards = 4", f"shards = 4\n{more}").plan)
     assert len({plan.hash for plan in plans}) == 1
 
 
@@ -99,11 +98,11 @@ def test_relative_and_absolute_job_paths_are_one(
 
 
 def test_defaults(tmp_path: Path) -> None:
-    short = re.sub(r"(?m)^(account|store|shards|batch_rows) = .*\n", "", JOB)
+    short = re.sub(r"(?m)^(account|store|shards) = .*\n", "", JOB)
     job = load_job(write(tmp_path, short))
     assert job.ledger is None
     assert job.state.path == tmp_path / "weekly.store.db"
-    assert (job.state.shards, job.performance.batch_rows) == (4, 20_000)
+    assert job.state.shards == 4
 
 
 @pytest.mark.parametrize(("contributions", "covers", "mechanism", "strategy"), [
@@ -191,9 +190,8 @@ def test_unknown_fields_are_refused_at_every_level(tmp_path: Path, where: str) -
         ('window = "7d"', 'window = "5h"', "job.weekly.window", "multiple of release_every"),
         ('window = "7d"', 'window = "7d"\nslide = "14d"', "job.weekly.slide", "must not exceed"),
         ("shards = 4", "shards = 0", "job.weekly.shards", "1 to"),
-        ("batch_rows = 20000", "batch_rows = -1", "job.weekly.batch_rows", "1 to"),
-        ("batch_rows = 20000", "threads = 0", "job.weekly.threads", "1 to"),
-        ("batch_rows = 20000", "threads = 65", "job.weekly.threads", "1 to"),
+        ("shards = 4", "threads = 0", "job.weekly.threads", "1 to"),
+        ("shards = 4", "threads = 65", "job.weekly.threads", "1 to"),
         ('"flights.db"', '"redis://x"', "job.weekly.store", "sqlite:PATH"),
         ('path = "releases/"', 'path = ""', "job.weekly.sink.path", "empty"),
         ("[table.flights]", "[table.flights", "project file", "line 7"),

@@ -23,6 +23,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests import accounts
 from tests.audit.leaks import make_job
+from tests.fixed_runs import fix_run_id
 from tests.pipelines.cli.called import printed
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
@@ -33,8 +34,6 @@ LINES = {
     "env": f'secret = "env:{VARIABLE}"',
     "gcp": f'secret = "{REFERENCE}"',
 }
-#: A fixed run id makes runs with one key comparable.
-RUN_ID = f'insecure_test_run_id = "{"22" * 16}"'
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +54,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecretServer]:
 def job_in(folder: Path, line: str, key: str = KEY, more: str = "") -> Job:
     """The job with a line that says where its key is, and a key in a file."""
     folder.mkdir(exist_ok=True)
+    fix_run_id(folder)  # runs with one key can be compared
     (folder / "keys").mkdir(exist_ok=True)
     path = folder / "keys" / "noise.secret"
     path.write_text(key)
@@ -79,12 +79,12 @@ def test_the_place_of_the_key_changes_no_byte(
     monkeypatch.chdir("/")
     runs = []
     for name, line in LINES.items():
-        job = job_in(tmp_path / name, line, more=RUN_ID)
+        job = job_in(tmp_path / name, line)
         run_job(job)
         runs.append((job.plan.hash, files(job)))
     assert len(server.calls) > 3
     assert all(one == runs[0] for one in runs) and len(runs[0][1]) == 4
-    other = job_in(tmp_path / "other", LINES["file"], OTHER, RUN_ID)
+    other = job_in(tmp_path / "other", LINES["file"], OTHER)
     run_job(other)
     assert other.plan.hash == runs[0][0] and files(other) != runs[0][1]
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -155,8 +156,7 @@ def test_the_positions_are_rows_of_files(tmp_path: Path) -> None:
 def test_a_limit_reads_the_first_rows(tmp_path: Path) -> None:
     path = csv_job(tmp_path, GOOD * 400)
     (tmp_path / "in" / "b.csv").write_text("user,page,at,amount\n" + "x,,,\n" * 400)
-    path.write_text(path.read_text() + "batch_rows = 100\n")
-    checked = check_source(load_job(path), limit=250)
+    checked = check_source(msgspec.structs.replace(load_job(path), batch_rows=100), limit=250)
     assert (checked.read, checked.usable, checked.complete) == (300, 300, False)
     assert check_source(load_job(path), limit=10_000).complete
 

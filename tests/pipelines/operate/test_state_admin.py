@@ -27,6 +27,7 @@ from dpstream.state.sqlite.file import connect
 from dpstream.state.sqlite.rows import snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
+from tests.fixed_runs import fix_run_id
 from tests.pipelines.cli.called import printed
 from tests.projects import typed
 
@@ -227,8 +228,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str,
         store = f"sqlite:{job.parent / 'state' / 's.db'}"
         run_id = stores.identity_of(store, load_job(job).plan).run_id
         shutil.copy(job.parent / "in.csv", folder)
-        fixed = f'shards = 2\ninsecure_test_run_id = "{run_id}"'
-        (folder / "dpstream.toml").write_text(_DAYS.replace("shards = 2", fixed))
+        (folder / "dpstream.toml").write_text(_DAYS)
+        fix_run_id(folder, run_id)
         run(folder / "dpstream.toml")
         stores.close_all()
         return files(folder / "out")

@@ -34,6 +34,7 @@ from dpstream.pipelines.report.data import (
     newest_of_each,
 )
 from dpstream.pipelines.report.report import TRUTH_LABEL, build
+from tests.fixed_runs import fix_run_id
 from tests.reports import RUN, check_page, edit, execute, put, report, row
 
 MakeJob = Callable[..., Job]
@@ -274,8 +275,6 @@ def expected_truth(
     return out
 
 
-#: The same noise every time.
-FIXED = ("sink =", f'insecure_test_run_id = "{RUN}"\nsink =')
 MORE = """aggregate.people = { kind = "units" }
 aggregate.level = { kind = "mean", column = "value", bounds = [0, 10] }
 start ="""
@@ -290,7 +289,8 @@ def test_truth_where_no_key_was_released(make_job: MakeJob, tmp_path: Path) -> N
 
 
 def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
-    job = edit(make_job(), ("start =", MORE), FIXED)
+    fix_run_id(tmp_path, RUN)  # the same noise every time
+    job = edit(make_job(), ("start =", MORE))
     records = crowd(tmp_path / "in" / "a.csv")
     execute(job)
     triggers = sorted(Path(job.sink.path).rglob("*.parquet"))
@@ -314,7 +314,8 @@ def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 def test_without_truth_nothing_private_is_read(make_job: MakeJob, tmp_path: Path) -> None:
-    job = edit(make_job(), FIXED)
+    fix_run_id(tmp_path, RUN)
+    job = make_job()
     crowd(tmp_path / "in" / "a.csv")
     execute(job)
     (tmp_path / "in" / "a.csv").unlink()

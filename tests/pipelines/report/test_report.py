@@ -220,7 +220,7 @@ def test_runs_without_releases_or_keys_say_so(make_job: MakeJob, tmp_path: Path)
 
 def test_public_keys_and_a_single_trigger(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "keys.csv").write_text("key\na\nb\n")
-    public = ("batch_rows", 'public_keys = "keys.csv"\nbatch_rows')
+    public = ("sink =", 'public_keys = "keys.csv"\nsink =')
     job = edit(make_job(), public, ('"6h"', '"1d"'), ("start =", UNITS))
     put(job, 1, [{**row("a", 50.0), "people": 9.0, "people_sd": 2.0}])
     page, text, figures = report(job, tmp_path)

@@ -103,7 +103,7 @@ def test_a_memory_limit_in_a_stage_is_named_whatever_raises_it(
     assert done.exit_code == 4
     refusal = json.loads(done.stderr.strip().splitlines()[-1])
     assert refusal["field"] == "memory" and "stage." in refusal["rule"]
-    assert "batch_rows" in refusal["fix"]
+    assert "threads = 1" in refusal["fix"]
     assert CANARY not in done.output and type(limit).__name__ not in done.output
 
 

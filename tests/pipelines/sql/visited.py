@@ -13,6 +13,7 @@ from dpstream.pipelines.connectors.files.source import batches
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.statements.row_query import RowEngine
+from tests.fixed_runs import fix_run_id
 
 #: Everything but what a statement says.
 PROJECT = """\
@@ -40,9 +41,8 @@ start = "2024-01-01T00:00:00Z"
 end = "2024-01-02T00:00:00Z"
 window = "1d"
 release_every = "6h"
-insecure_test_run_id = "RUN"
 sink = { kind = "parquet", path = "releases" }
-""".replace("KEY", "0f" * 32).replace("RUN", "1e" * 16)
+""".replace("KEY", "0f" * 32)
 SECTIONS = "page,section,weight\np0,shop,1\np1,help,0.5\np2,shop,\np4,,2\n"
 OPTIONS = "epsilon = 50, delta = 1e-6, max_rows_contributed = 8"
 LOOKED_UP = (
@@ -81,6 +81,7 @@ def folder(path: Path, text: str = PROJECT, table: pa.Table | None = None, files
         pa.csv.write_csv(table.slice(i * size, size), path / "in" / f"{i}.csv", options)
     (path / "sections.csv").write_text(SECTIONS)
     (path / "dpstream.toml").write_text(text)
+    fix_run_id(path)
     return path / "dpstream.toml"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dpstream.accounting.errors import RunError
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import TEST_RUN_IDS, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.file import connect
@@ -241,10 +241,9 @@ def grows(tmp_path: Path) -> Path:
     text = (folder / "dpstream.toml").read_text()
     limit = 'account = { path = "ledger.db", limit = { epsilon = 200.0, delta = 0.5 } }\n'
     unit = 'unit = { name = "user", type = "int" }\n'
-    run_id = 'insecure_test_run_id = "22222222222222222222222222222222"\n'
-    assert unit in text and run_id in text
-    text = text.replace(unit, unit + limit).replace(run_id, "")
-    accounts.write(folder / "dpstream.toml", text)
+    assert unit in text
+    accounts.write(folder / "dpstream.toml", text.replace(unit, unit + limit))
+    TEST_RUN_IDS.clear()  # each run has an id of its own
     growing.arrive(folder, 1)
     return folder
 

@@ -137,10 +137,8 @@ def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
     key = tmp_path / "noise.secret"
     if not key.exists():
         new_secret(key)
-    privacy = msgspec.structs.replace(
-        job.privacy, secret=SecretSource(f"file:{key}"), insecure_test_run_id=None
-    )
-    return msgspec.structs.replace(job, ledger=ledger, privacy=privacy)
+    privacy = msgspec.structs.replace(job.privacy, secret=SecretSource(f"file:{key}"))
+    return msgspec.structs.replace(job, ledger=ledger, privacy=privacy, test_run_id=None)
 
 
 def test_private_files_beside_releases_are_refused(job: Job, tmp_path: Path) -> None:
@@ -166,10 +164,7 @@ def test_a_store_that_was_deleted_is_a_new_run(job: Job, tmp_path: Path) -> None
     with pytest.raises(PolicyError, match="lost, moved or belongs elsewhere"):
         begin(job)
     (Path(job.sink.path) / "run.json").unlink()
-    job = msgspec.structs.replace(
-        job, privacy=msgspec.structs.replace(job.privacy, insecure_test_run_id=None)
-    )
-    second, resumed = begin(job)
+    second, resumed = begin(msgspec.structs.replace(job, test_run_id=None))
     assert not resumed and second.run_id != first.run_id
     assert second.open().identity.run_id == second.run_id
     stores.close_all()

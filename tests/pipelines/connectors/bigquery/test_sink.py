@@ -54,8 +54,9 @@ from tests.bigquery_server import (
     client,
     running,
 )
+from tests.fixed_runs import RUN_ID
 from tests.pipelines.connectors.files.test_sink import SCHEMA, release
-from tests.published import RUN_ID, RUNS, Published
+from tests.published import RUNS, Published
 
 
 def test_types_and_what_has_none() -> None:
@@ -365,8 +366,7 @@ def test_two_runs_on_one_table(tmp_path: Path, made: tuple[Published, Job, pa.Ta
     with running(server) as address, _served(address):
         Published(tmp_path / "first").run(SINK)
         first = {name: dict(rows) for name, rows in server.tables.items()}
-        with mock.patch("tests.published.RUN_ID", "33" * 16):
-            Published(tmp_path / "second").run(SINK)
+        Published(tmp_path / "second", "33" * 16).run(SINK)
     for name, rows_before in first.items():
         assert rows_before.items() < server.tables[name].items()
     seals = server.tables["visits_seals"].values()

@@ -91,14 +91,14 @@ def by_hand(job: Job) -> tuple[dict[tuple[int, int], dict[str, Any]], set[tuple[
                 letters = refusal(part, piece[1]).to_pylist()
                 dead |= {(x["partition"], x["offset"], x["reason"]) for x in letters}
                 continue
-            for batch in positioned(part, piece[1], job.performance.batch_rows):
+            for batch in positioned(part, piece[1], job.batch_rows):
                 collect(batch, job, rows)
     return rows, dead
 
 
 def collect(batch: pa.RecordBatch, job: Job, into: dict[tuple[int, int], dict[str, Any]]) -> None:
     assert batch.schema.names == list(job.columns)
-    assert 0 < batch.num_rows <= job.performance.batch_rows
+    assert 0 < batch.num_rows <= job.batch_rows
     runs = [list(map(int, batch.schema.metadata[k].split(b","))) for k in (PARTITION, OFFSET)]
     rows = batch.schema.metadata.get(ROWS, str(batch.num_rows).encode())
     runs.append(list(map(int, rows.split(b","))))

@@ -107,7 +107,7 @@ def bounded(job: Job) -> tuple[dict[tuple[int, int], Any], set[tuple[int, int, s
             if isinstance(part, Refused):
                 dead.append(refusal(part, piece[1]))
             else:
-                records += positioned(part, piece[1], job.performance.batch_rows)
+                records += positioned(part, piece[1], job.batch_rows)
     return rows_of(records), letters_of(dead)
 
 

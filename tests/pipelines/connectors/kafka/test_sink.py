@@ -172,16 +172,10 @@ def test_a_foreign_store_is_refused(broker: Broker, fresh: Published) -> None:
     one, two = (table(broker, topic_of(broker)) for _ in range(2))
     fresh.run(one)
     other = fresh.job(two, "other")
-    privacy = msgspec.structs.replace(other.privacy, insecure_test_run_id="33" * 16)
-    begin(msgspec.structs.replace(other, privacy=privacy))
+    begin(msgspec.structs.replace(other, test_run_id="33" * 16))
     stores.close_all()
     with pytest.raises(PolicyError, match="another run than the store's"):
-        begin(
-            msgspec.structs.replace(
-                fresh.job(one, "other"),
-                privacy=privacy,
-            )
-        )
+        begin(msgspec.structs.replace(fresh.job(one, "other"), test_run_id="33" * 16))
 
 
 def test_an_older_store_is_refused_and_restored(
@@ -291,8 +285,7 @@ def test_two_runs_that_begin_at_once_on_a_topic(broker: Broker, fresh: Published
     """The other begins after this one's look at the topic, or even before its manifest."""
     sink = table(broker, topic_of(broker))
     job, other = fresh.job(sink), fresh.job(sink, "other")
-    privacy = msgspec.structs.replace(other.privacy, insecure_test_run_id="33" * 16)
-    other = msgspec.structs.replace(other, privacy=privacy)
+    other = msgspec.structs.replace(other, test_run_id="33" * 16)
     run, _, _ = prepare(job)
     late = kafka_sink(job)
     if nth == 0:

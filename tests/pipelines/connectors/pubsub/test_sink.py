@@ -35,7 +35,8 @@ from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import pubsub_emulator
-from tests.published import RUN_ID, RUNS, Published
+from tests.fixed_runs import RUN_ID
+from tests.published import RUNS, Published
 from tests.relay import Relay
 from tests.sent import SINKS, sent
 
@@ -215,8 +216,7 @@ def test_the_ledger_notices_what_the_topic_cannot(topic_of: Topics, fresh: Publi
         begin(fresh.job(sink, "copy", ledger=True))
     stores.close_all()
     lost = fresh.job(sink, "lost", ledger=True)
-    privacy = msgspec.structs.replace(lost.privacy, insecure_test_run_id="33" * 16)
-    begin(msgspec.structs.replace(lost, privacy=privacy))
+    begin(msgspec.structs.replace(lost, test_run_id="33" * 16))
     assert len(fresh.place.entries()) == 2
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -41,13 +42,13 @@ def make_pubsub_job(tmp_path: Path) -> MakePubSubJob:
     """``make(subscription)`` writes and loads a job on a subscription."""
 
     def make(subscription: str, batch_rows: int = 1000, **change: str) -> Job:
-        text = TEMPLATE.format(kind="json", pattern="", sink="parquet", batch_rows=batch_rows)
+        text = TEMPLATE.format(kind="json", pattern="", sink="parquet")
         assert 'path = ""' in text
         text = text.replace('path = ""', f'subscription = "{subscription}"\nsettle = "500ms"')
         for old, new in change.items():
             text = text.replace(old, new)
         (tmp_path / "dpstream.toml").write_text(text)
-        return load_job(tmp_path / "dpstream.toml")
+        return msgspec.structs.replace(load_job(tmp_path), batch_rows=batch_rows)
 
     return make
 
