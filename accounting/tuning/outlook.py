@@ -15,26 +15,22 @@ numbers only, so they are public.
 import math
 from typing import Any
 
-import msgspec
-
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.fields import Aggregate
+from dpstream.accounting.fields import Aggregate, job_field
+from dpstream.accounting.figures import exact
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import weaknesses
-from dpstream.accounting.tuning.changes import Change, changes
 from dpstream.accounting.tuning.reference import SHAPE, expected_keys
-from dpstream.accounting.tuning.starred import ways
+from dpstream.accounting.tuning.starred import starred
+from dpstream.accounting.weights import SelectionWeights
 
 #: Records of a key that an error is told for.
 SIZES = (100, 1_000)
 #: Keys there are, unless somebody says.
 KEYS = 1_000
-#: A change that gains less is not worth a line there.
-WORTH_A_LINE = 1.05
-
 
 WHY_MORE_THAN_ONE = (
     "more than 1 together because no unit can cost both the most: values cost most with all of a "
@@ -59,22 +55,16 @@ def outlook(
         job: the job's own plan, of which a new run could change fields; default: ``plan``.
 
     Returns:
-        ``appears``, ``exact`` (by column and size), ``shares``, ``changes`` (``Change`` each, the
-        first one starred), ``helps_most`` (one of them that is better in both figures for the same
-        records, else by gain; or ``None``), ``reference`` in words.
+        ``appears``, ``exact`` (by column and size), ``shares``, ``helps_most`` (fields of the job
+        with which the same figures of the same records have the best noise, ``keys`` and ``noise``
+        over the job's; ``None``: the job's own are the best), ``reference`` in words.
     """
     figures = describe(plan, budget)
-    rows = _changes(job or plan)
-    helping = [row for row in rows if row.helps] or [
-        row for row in rows if not row.same and row.gain >= WORTH_A_LINE
-    ]
-    best = max(helping, key=lambda row: row.gain, default=None)
     return {
         "appears": _appears(plan, budget, figures, units, keys),
         "exact": _exact(plan, figures),
         "shares": _shares(figures) | {"law": figures["split"]["law"]},
-        "changes": [_fields(row) for row in rows],
-        "helps_most": None if best is None else _fields(best),
+        "helps_most": _helps_most(job or plan),
         "reference": SHAPE,
     }
 
@@ -84,21 +74,38 @@ def exactness(plan: Plan, budget: Budget) -> list[dict[str, Any]]:
     return _exact(plan, describe(plan, budget))
 
 
-def _changes(plan: Plan) -> list[Change]:
-    """Empty for plans that are refused: nothing to compare with."""
+def _helps_most(plan: Plan) -> dict[str, Any] | None:
+    """``None`` also for plans that are refused: nothing to compare with."""
     try:
-        return changes(plan, ways(plan))
+        best = starred(plan)
     except PolicyError:
-        return []
+        return None
+    if not best.settings:
+        return None
+    settings = {job_field(field): _written(field, value) for field, value in best.settings.items()}
+    text = ", ".join(
+        f"no {name}" if value is None else f"{name} = {_toml(value)}"
+        for name, value in settings.items()
+    )
+    return {"settings": settings, "text": text, "keys": best.keys, "noise": best.noise}
 
 
-def _fields(row: Change) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(row)
-    weights = fields["settings"].get("mechanism.weights")
-    if isinstance(weights, dict):  # by order or by size: a job names what is set
-        names = ("offset", "power") if weights["size_share"] is None else ("size_share",)
-        fields["settings"]["mechanism.weights"] = {name: weights[name] for name in names}
-    return fields | {"gain": row.gain, "helps": row.helps}
+def _written(field: str, value: Any) -> Any:
+    """A setting as the job's file has it; weights are named by what is set of them."""
+    if not isinstance(value, SelectionWeights):
+        return "uniform" if field == "weights" and value is None else value
+    if value.size_share is not None:
+        return {"size_share": value.size_share}
+    return {"offset": value.offset, "power": value.power}
+
+
+def _toml(value: Any) -> str:
+    """A setting as TOML writes it."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {exact(part)}' for name, part in value.items())} }}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else exact(value)
 
 
 def _appears(

@@ -167,8 +167,6 @@ DENSITY = -1.7
 #: Units of the largest key: that of 60 million records on a million keys of the exponent's
 #: distribution (mechanism.md section 1).
 LARGEST = 25_000
-#: A part of the window: keys by then are early.
-EARLY = 0.1
 #: Records of a unit, and popularities of keys, that ``expected_keys`` looks at.
 _RECORDS, _RANKS = 2048, 400
 #: Terms of a harmonic number that are added one by one.
@@ -191,13 +189,11 @@ class ReferenceFigures(msgspec.Struct, frozen=True):
     Attributes:
         keys: expected published keys at close, up to a factor that all plans share; infinite
             where keys are public.
-        early: the same by a tenth of the window.
         units: units of a key, of the reference's mix of records, for an even chance at close.
         noise: ``typical_sd`` by running sum, each in its own units (of counts and of the grid).
     """
 
     keys: float
-    early: float
     units: float
     noise: dict[str, float]
 
@@ -213,33 +209,17 @@ class ReferenceFigures(msgspec.Struct, frozen=True):
             return math.nan if self.keys <= 0 else math.inf
         return self.keys / other.keys
 
-    def early_against(self, other: "ReferenceFigures") -> float | None:
-        """Return the ratio of expected keys by a tenth of the window; ``None`` where there are
-        none.
-        """
-        there = 0 < other.early < math.inf and math.isfinite(self.early)
-        return self.early / other.early if there else None
 
-
-def reference_figures(
-    plan: Plan, budget: Budget, job_contributions: int | None = None
-) -> ReferenceFigures:
-    """Return the figures of a plan on the reference population.
-
-    Args:
-        job_contributions: C of the job that the plan is compared with, default: the plan's.  A
-            smaller C keeps fewer of a unit's records, so that the same keys have fewer units.
-    """
+def reference_figures(plan: Plan, budget: Budget) -> ReferenceFigures:
+    """Return the figures of a plan on the reference population."""
     noise = {n.name: typical_sd(n.sd) for n in (*budget.values, budget.units) if n is not None}
     if budget.units is not None:
         noise["units"] = noise.pop(budget.units.name)
     if budget.tau is None:
-        return ReferenceFigures(math.inf, math.inf, 0.0, noise)
-    publication = published_sizes(plan, budget, job_contributions)
-    keys, early = (_of_density(publication.by(time)) for time in (1.0, EARLY))
-    return ReferenceFigures(
-        keys, early, float(np.interp(0.5, publication.chances[-1], SIZES)), noise
-    )
+        return ReferenceFigures(math.inf, 0.0, noise)
+    publication = published_sizes(plan, budget)
+    units = float(np.interp(0.5, publication.chances[-1], SIZES))
+    return ReferenceFigures(_of_density(publication.by(1.0)), units, noise)
 
 
 def mean_over_keys(figures: Float64) -> float:
@@ -256,16 +236,9 @@ def _of_density(figures: Float64) -> float:
     return float(np.trapezoid(SIZES**DENSITY * figures, SIZES))
 
 
-def published_sizes(plan: Plan, budget: Budget, job_contributions: int | None = None) -> Published:
-    """Return the chances that keys of ``SIZES`` units are published, by test.
-
-    Args:
-        job_contributions: see ``reference_figures``.
-    """
-    part = mean_contributions(plan.privacy.contributions) / mean_contributions(
-        job_contributions or plan.privacy.contributions
-    )
-    return publication_chances(plan, budget, SIZES * part, MASS)
+def published_sizes(plan: Plan, budget: Budget) -> Published:
+    """Return the chances that keys of ``SIZES`` units are published, by test."""
+    return publication_chances(plan, budget, SIZES, MASS)
 
 
 def typical_sd(sd: Float64) -> float:
@@ -283,11 +256,6 @@ def final_sd(plan: Plan, budget: Budget) -> float:
     if budget.values:
         return float(budget.values[0].sd[-1]) / plan.design.streams[0].sensitivity
     return float(required(budget.units, "budget.units is there").sd[-1])
-
-
-def mean_contributions(contributions: int) -> float:
-    """Return the mean records of a reference unit that a bound C keeps."""
-    return harmonic(contributions)
 
 
 def harmonic(count: int) -> float:

@@ -8,8 +8,7 @@ population (``reference``), never on data.
 ``starred`` has nearly the most keys that any candidate worth its price has, and of
 those the least noise.  It never has fewer keys than the job, and not more noise at as many, so that
 it is never worse in both; where the job has as many keys and about as little noise, the job itself
-is starred.  More keys can cost noise: ``quieter`` and ``fuller`` say what there is to be had
-without a price.
+is starred.
 
 **The family of noise** that a stream with private keys takes by ``strategy = "auto"``.  Families
 are compared by the error that a reader of the releases sees: the mean |released - true| over all
@@ -77,22 +76,8 @@ class Way(NamedTuple):
     noise: float
 
 
-class Ways(NamedTuple):
-    """The best ways; the last two are ``None`` where they gain less than 3%.
-
-    Attributes:
-        starred: nearly the most keys, and of those the least noise.
-        fuller: the most keys at no more noise than the job's.
-        quieter: the least noise at no fewer keys than the job's.
-    """
-
-    starred: Way
-    fuller: Way | None
-    quieter: Way | None
-
-
-def ways(plan: Plan) -> Ways:
-    """Return the best ways to noise a job.
+def starred(plan: Plan) -> Way:
+    """Return the best way to noise a job: nearly the most keys, and the least noise of those.
 
     Raises:
         UsageError, PolicyError: the job itself cannot be run.
@@ -101,12 +86,12 @@ def ways(plan: Plan) -> Ways:
     candidates = [Way({}, own, 1.0, 1.0)]
     for settings in _candidates(plan):
         figures = _figures_of(plan, settings)
+        keys = 0.0
         if figures is not None:
             keys = figures.keys_against(own) if plan.design.selects else 1.0
+        if figures is not None and keys > 0:
             candidates.append(Way(settings, figures, keys, figures.noise_against(own)))
-    candidates = [candidates[0], *(way for way in candidates[1:] if way.keys > 0)]
-    most = _MOST_NOISE if plan.design.skips else math.inf
-    return Ways(starred_of(candidates, most), _fuller(candidates), _quieter(candidates))
+    return starred_of(candidates, _MOST_NOISE if plan.design.skips else math.inf)
 
 
 def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
@@ -121,16 +106,6 @@ def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
     best = min(full, key=lambda way: way.noise)
     own = candidates[0]
     return own if own in full and own.noise <= _SAME_NOISE * best.noise else best
-
-
-def _fuller(candidates: list[Way]) -> Way | None:
-    best = max((way for way in candidates if way.noise <= 1.005), key=lambda way: way.keys)
-    return best if best.keys >= 1.03 else None
-
-
-def _quieter(candidates: list[Way]) -> Way | None:
-    best = min((way for way in candidates if way.keys >= 0.995), key=lambda way: way.noise)
-    return best if best.noise <= 0.97 else None
 
 
 def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:

@@ -75,8 +75,8 @@ def plan(
 
     If `dpstream run` would be refused now, the exit code is that of the refusal.
 
-    The line with a star is the best mechanism for the job as it is, on a public reference shape.
-    If a run was begun in the job's store, the figures are those that this run committed.
+    "Helps most" is the best mechanism for the same figures, on a public reference shape.  If a run
+    was begun in the job's store, the figures are those that this run committed.
     """
     from dpstream.accounting.budget.allocation import allocate
     from dpstream.accounting.guarantee import describe

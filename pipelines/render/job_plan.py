@@ -14,11 +14,9 @@ from dpstream.accounting.guarantee import NEIGHBOURS, describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.promises import Promise, promises
 from dpstream.accounting.tuning.answer import Tuned
-from dpstream.accounting.tuning.outlook import SIZES, WORTH_A_LINE, outlook
+from dpstream.accounting.tuning.outlook import SIZES, outlook
 from dpstream.pipelines.render.layout import INDENT, each, labelled, page, wrapped
 
-#: Changes that are listed without ``--details``.
-_LISTED = 6
 #: Fewer keys to expect than this are none.
 _NONE = 0.05
 
@@ -31,7 +29,7 @@ def summary_text(
     keys: int | None = None,
     job: Plan | None = None,
 ) -> str:
-    """Return the answers of `accounting.tuning.outlook.outlook`, about 25 lines.
+    """Return the answers of `accounting.tuning.outlook.outlook`, about 15 lines.
 
     Args:
         tuned: where C and bounds come from, if the job says so.
@@ -52,7 +50,7 @@ def summary_text(
         *_exact(sections["exact"]),
         *_shares(sections["shares"]),
         "",
-        *_changes(sections),
+        *_helps_most(sections["helps_most"]),
         *_tuning(figures),
         *each("Warning", figures["warnings"]),
         *labelled("More", "--details: thresholds, noise at every trigger, what is assumed"),
@@ -236,38 +234,14 @@ def _shares(shares: dict[str, Any]) -> list[str]:
     return wrapped("Budget", f"shares of {unit}: {parts}{why}")
 
 
-def _changes(sections: dict[str, Any]) -> list[str]:
-    rows, best = sections["changes"], sections["helps_most"]
-    if not rows:
+def _helps_most(best: dict[str, Any] | None) -> list[str]:
+    if best is None:
         return []
-    lines = list[str]()
-    if best is not None:
-        lines = labelled(
-            "Helps most",
-            f"{best['text']}: {best['effect']}; {_ratio(best['keys'], 'keys')}, "
-            f"{_ratio(best['noise'], 'noise')}",
-        )
-    lines += labelled(
-        "Changes", "compared with this job on a public reference shape, each change alone"
+    return labelled(
+        "Helps most",
+        f"{best['text']}: keys x{best['keys']:.3g}, noise x{best['noise']:.3g} on a public "
+        "reference shape, for the same figures",
     )
-    lines.append("  keys   noise  same output, different mechanism (*: the best)")
-    lines += [_change(row) for row in rows if row["same"]]
-    others = [row for row in rows if not row["same"] and row["gain"] >= WORTH_A_LINE]
-    if others:
-        lines.append("  keys   noise  different output: other figures, times or records")
-    return lines + [_change(row) for row in others[:_LISTED]]
-
-
-def _change(row: dict[str, Any]) -> str:
-    mark = "*" if row["starred"] else " "
-    keys = "all" if row["keys"] is None else f"x{row['keys']:.3g}"
-    noise = f"x{row['noise']:.3g}"
-    text = f"{row['text']}: {row['effect']}" if row["text"] else row["effect"]
-    return f"{mark} {keys:<6} {noise:<6} {text}"
-
-
-def _ratio(ratio: float | None, name: str) -> str:
-    return f"all {name}" if ratio is None else f"{name} x{ratio:.3g}"
 
 
 def _tuning(figures: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The starred line of ``dpstream plan`` against the best of a grid, on data it has never seen.
+"""What helps most by ``dpstream plan`` against the best of a grid, on data it has never seen.
 
     python -m tests.bench.starred
 
@@ -29,8 +29,8 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan, with_privacy
+from dpstream.accounting.tuning import starred as tuning
 from dpstream.accounting.tuning.reference import typical_sd
-from dpstream.accounting.tuning.starred import ways
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
 from dpstream.pipelines.demo import read_flights
 from dpstream.pipelines.jobs.job import load_job
@@ -91,7 +91,7 @@ def starred(name: str, contributions: int, **privacy: object) -> Ratios:
     )
     # Here selection is not simulated record by record, so nothing is skipped.
     job = with_privacy(of.plan, skip=False, contributions=contributions, weights=weights, **privacy)
-    settings = ways(job).starred.settings
+    settings = tuning.starred(job).settings
     keys, sd = _on(of, with_privacy(job, **settings))
     grid = [_on(of, plan) for plan in _grid(job)]
     most = max(key_count for key_count, _ in grid)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import pytest
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.tuning import outlook as module
 from dpstream.accounting.tuning.outlook import coverage, outlook, warnings_of
 from dpstream.accounting.tuning.reference import expected_keys
+from dpstream.accounting.tuning.starred import starred
 from dpstream.accounting.weights import MILD
 from dpstream.pipelines.render.job_plan import coverage_lines
 from tests.accounting.plans import COUNT, MEAN, SUM, Make
@@ -28,7 +31,6 @@ def plan(make_plan: Make) -> Plan:
 def test_all_of_it_is_json(plan: Plan) -> None:
     forecast = outlook(plan, allocate(plan), 5_000, 50)
     assert json.loads(json.dumps(forecast)) == forecast
-    assert sum(row["starred"] for row in forecast["changes"]) == 1
 
 
 def test_what_appears(plan: Plan) -> None:
@@ -74,30 +76,20 @@ def test_shares_beyond_one_are_explained(make_plan: Make, plan: Plan) -> None:
     assert outlook(plain, allocate(plain))["shares"]["why"] == ""
 
 
-def test_what_helps_most_is_better_in_both(plan: Plan) -> None:
-    forecast = outlook(plan, allocate(plan))
-    best = forecast["helps_most"]
-    assert best in forecast["changes"] and best["helps"] and best["noise"] <= 1.005
-    assert all(best["gain"] >= row["gain"] for row in forecast["changes"] if row["helps"])
-
-
-def test_where_nothing_helps_for_nothing(make_plan: Make) -> None:
-    """One trigger, one column: what is left needs a list of keys, or counts other records."""
-    plan = make_plan(1, contributions=10, weights=MILD, strategy="blt", windows=2)
-    answers = outlook(plan, allocate(plan))
-    best = answers["helps_most"]
-    assert not best["helps"] and best["gain"] > 1.05
-    assert any(
-        change["another"] and "another figure: one record" in change["effect"]
-        for change in answers["changes"]
+def test_what_helps_most_is_the_best_way_to_noise_the_job(plan: Plan, make_plan: Make) -> None:
+    helping = outlook(plan, allocate(plan))["helps_most"]
+    best = starred(plan)
+    assert (helping["keys"], helping["noise"]) == (best.keys, best.noise)
+    toml = tomllib.loads("\n".join(re.split(r", (?=mechanism)", helping["text"])))
+    assert {f"mechanism.{name}": value for name, value in toml["mechanism"].items()} == (
+        helping["settings"]
     )
-
-
-def test_figures_in_force_beside_changes_of_the_job(make_plan: Make) -> None:
-    """A run goes on with what was committed; what would help is said of the job's file."""
-    job, begun = make_plan(12), make_plan(12, refresh_every=3, select_every=3)
-    forecast = outlook(begun, allocate(begun), job=job)
-    assert forecast["changes"] == outlook(job, allocate(job))["changes"]
+    itself = with_privacy(plan, **best.settings)
+    assert outlook(itself, allocate(itself))["helps_most"] is None
+    # A run goes on with what was committed; what would help is said of the job's file.
+    begun = make_plan(12, refresh_every=3, select_every=3)
+    forecast = outlook(begun, allocate(begun), job=plan)
+    assert forecast["helps_most"] == helping
     assert forecast["appears"] == outlook(begun, allocate(begun))["appears"]
 
 

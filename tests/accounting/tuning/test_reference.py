@@ -19,7 +19,6 @@ from dpstream.accounting.tuning.reference import (
     expected_keys,
     final_sd,
     harmonic,
-    mean_contributions,
     publication_chances,
     reference_figures,
 )
@@ -178,7 +177,7 @@ def test_a_plan_against_itself_and_half_the_budget(make_plan: Make) -> None:
     assert list(own.noise.values()) == pytest.approx(sds) and set(own.noise) == {"count", "level"}
     half = {name: sd / 2 for name, sd in own.noise.items()}
     half["count"] *= 8
-    mixed = type(own)(own.keys, own.early, own.units, half)
+    mixed = type(own)(own.keys, own.units, half)
     assert mixed.noise_against(own) == pytest.approx(math.sqrt((16 + 1 / 4) / 2))
 
 
@@ -253,7 +252,7 @@ def test_only_columns_that_both_have_are_compared(make_plan: Make) -> None:
     first, second = reference_figures(both, allocate(both)), reference_figures(one, allocate(one))
     assert set(second.noise) == {"units"}
     assert second.noise_against(first) == second.noise["units"] / first.noise["units"]
-    assert math.isnan(second.noise_against(type(second)(1.0, 1.0, 1.0, {"other": 1.0})))
+    assert math.isnan(second.noise_against(type(second)(1.0, 1.0, {"other": 1.0})))
 
 
 def test_public_keys_are_all_there(make_plan: Make) -> None:
@@ -261,19 +260,6 @@ def test_public_keys_are_all_there(make_plan: Make) -> None:
     own = reference_figures(plan, allocate(plan))
     assert own.keys_against(reference_figures(other, allocate(other))) == math.inf
     assert expected_keys(plan, allocate(plan), 7, 41) == 41
-
-
-def test_a_smaller_bound_keeps_fewer_records(make_plan: Make) -> None:
-    assert mean_contributions(1) == 1 and mean_contributions(4) == pytest.approx(
-        1 + 1 / 2 + 1 / 3 + 1 / 4
-    )
-    plan = make_plan(contributions=16)
-    budget = allocate(plan)
-    assert (
-        reference_figures(plan, budget, 32).keys
-        < reference_figures(plan, budget, 16).keys
-        == reference_figures(plan, budget).keys
-    )
 
 
 def test_records_fall_on_keys_as_they_are_met() -> None:
@@ -284,7 +270,7 @@ def test_records_fall_on_keys_as_they_are_met() -> None:
         assert MASS[size < SIZES].sum() == pytest.approx(above, abs=0.02)
 
 
-def test_skipping_gives_more_keys_early_and_late(make_plan: Make) -> None:
+def test_skipping_gives_more_keys(make_plan: Make) -> None:
     """As simulated at full scale (docs/benchmarks.md), within a tenth."""
     kind = {"strategy": "blt", "weights": MILD}
     plans = {
@@ -294,9 +280,7 @@ def test_skipping_gives_more_keys_early_and_late(make_plan: Make) -> None:
     }  # fmt: skip
     own = {name: reference_figures(plan, allocate(plan)) for name, plan in plans.items()}
     late = own["skips"].keys_against(own["not"]), own["combined"].keys_against(own["not"])
-    early = own["skips"].early_against(own["not"]), own["combined"].early_against(own["not"])
     assert late == pytest.approx((81_938 / 65_893, 140_843 / 65_893), rel=0.1)
-    assert early == pytest.approx((15_372 / 12_616, 28_872 / 12_616), rel=0.1)
 
 
 def test_more_units_publish_more_keys(make_plan: Make) -> None:

@@ -11,13 +11,13 @@ import pytest
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import with_privacy
+from dpstream.accounting.tuning import starred as tuning
 from dpstream.accounting.tuning.reference import DENSITY, SIZES, reference_figures
 from dpstream.accounting.tuning.starred import (
     Way,
     mean_loss,
     resolved,
     starred_of,
-    ways,
 )
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import COUNT, MEAN, SECOND, SUM, UNITS, Make, build
@@ -44,20 +44,14 @@ JOBS: list[dict[str, object]] = [
 def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> None:
     """No fewer keys than the job, and not more noise at as many; what is said is what is given."""
     plan = make_plan(24, **{"aggregates": (COUNT, MEAN), **kind})
-    own, options = reference_figures(plan, allocate(plan)), ways(plan)
-    for way in (way for way in options if way is not None):
-        other = with_privacy(plan, **way.settings)
-        performance = reference_figures(other, allocate(other))
-        assert way.noise == performance.noise_against(own)
-        if plan.design.selects and own.keys:
-            assert way.keys == performance.keys_against(own)
-    best = options.starred
+    own, best = reference_figures(plan, allocate(plan)), tuning.starred(plan)
+    other = with_privacy(plan, **best.settings)
+    performance = reference_figures(other, allocate(other))
+    assert best.noise == performance.noise_against(own)
+    if plan.design.selects and own.keys:
+        assert best.keys == performance.keys_against(own)
     assert best.keys >= 1 and (best.keys > 1 or best.noise <= 1)
     assert best.noise <= max(best.keys**3, 1)
-    assert options.fuller is None or (options.fuller.noise <= 1.005 and options.fuller.keys >= 1.03)
-    assert options.quieter is None or (
-        options.quieter.noise <= 0.97 and options.quieter.keys >= 0.995
-    )
     assert {"mode", "contributions", "per_key_bound", "combine", "epsilon"}.isdisjoint(
         best.settings
     )
@@ -65,17 +59,17 @@ def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> N
 
 def test_the_starred_job_is_starred_itself(make_plan: Make) -> None:
     plan = make_plan(24, aggregates=(COUNT, MEAN), contributions=10, weights=MILD)
-    best = ways(plan).starred
+    best = tuning.starred(plan)
     assert best.settings and best.keys > 1.1
-    assert ways(with_privacy(plan, **best.settings)).starred.settings == {}
+    assert tuning.starred(with_privacy(plan, **best.settings)).settings == {}
 
 
 def test_a_strategy_that_the_job_cannot_use_is_no_way(make_plan: Make) -> None:
     """``dense`` ends before the others; the tree needs more noise."""
     plan = make_plan(96, epsilon=0.05, strategy="tree")
-    best = ways(plan).starred
+    best = tuning.starred(plan)
     assert best.settings["strategy"] in ("blt", "dense")
-    long = ways(make_plan(5_000, strategy="tree", epsilon=1.0)).starred
+    long = tuning.starred(make_plan(5_000, strategy="tree", epsilon=1.0))
     assert long.settings["strategy"] == "blt"
 
 
@@ -105,7 +99,7 @@ def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
     """A job that skips could have 79% more keys by the price, at 2.7 times the noise."""
     options = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
     assert starred_of(options, 1.65) is options[2]
-    best = ways(make_plan(100, contributions=32, weights=MILD, strategy="blt")).starred
+    best = tuning.starred(make_plan(100, contributions=32, weights=MILD, strategy="blt"))
     assert best.keys > 1.4 and 1.2 < best.noise <= 1.65
 
 
@@ -120,22 +114,20 @@ def test_close_to_the_best_of_a_grid_on_data(shape: str, count: int) -> None:
 
 def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: equal weights, and a share that starves the values."""
-    from tests.bench import starred as bench
-
     for settings, keys, error in (
         ({"weights": None}, 0.8, 2.0),
         ({"weights": SelectionWeights(3, 1), "selection_share": 0.985}, 1.1, 9.0),
     ):
-        poor = ways(bench.shape("1,000 units").plan)._replace(starred=Way(settings, *[None] * 3))  # type: ignore[arg-type]
-        monkeypatch.setattr(bench, "ways", lambda job, poor=poor: poor)
+        poor = Way(settings, *[None] * 3)  # type: ignore[arg-type]
+        monkeypatch.setattr(tuning, "starred", lambda job, poor=poor: poor)
         comparison = starred("1,000 units", 20)
         assert comparison.keys < keys and (comparison.keys < 0.95 or 1.1 < comparison.error < error)
 
 
 def test_four_triggers_are_not_noised_by_a_tree(make_plan: Make) -> None:
     """Its last trigger has the least noise of all strategies, the third twice that of others."""
-    options = ways(make_plan(4, aggregates=(COUNT, MEAN), strategy="blt"))
-    assert all(w is None or w.settings.get("strategy") != "tree" for w in options)
+    best = tuning.starred(make_plan(4, aggregates=(COUNT, MEAN), strategy="blt"))
+    assert best.settings.get("strategy") != "tree"
 
 
 FEW: dict[str, Any] = {"per_key_bound": 1, "epsilon": 2.0, "delta": 1e-7}

@@ -31,15 +31,14 @@ def plan(make_plan: Make) -> Plan:
 
 
 def test_for_a_person(plan: Plan) -> None:
-    """Short, the answers first, one starred line, nothing refused."""
+    """Short, the answers first, one line of advice, nothing refused."""
     budget = allocate(plan)
     page = summary_text(plan, budget, units=5_000, keys=50)
     lines = page.splitlines()
-    assert len(lines) < 35 and all(len(line) < 260 for line in lines)
+    assert len(lines) < 20 and all(len(line) < 260 for line in lines)
     heads = [line[:11].strip() for line in lines if line[:1].isupper()]
-    assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Budget", "Helps most", "Changes",
+    assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Budget", "Helps most",
                      "More"]  # fmt: skip
-    assert sum(line.startswith("*") for line in lines) == 1
     assert "refused" not in page and "of 5,000 units that is" in page and "of 50 keys about" in page
     assert "more than there are" in summary_text(plan, budget, units=3)
     assert "--units N" in summary_text(plan, budget)
@@ -63,7 +62,6 @@ def test_other_jobs(make_plan: Make, kind: dict[str, object], words: str) -> Non
     plan = make_plan(12, **kind)
     page = summary_text(plan, allocate(plan))
     assert words in page
-    assert sum(line.startswith("*") for line in page.splitlines()) == 1
 
 
 def test_periods_without_end(make_plan: Make) -> None:
@@ -91,11 +89,9 @@ def test_windows_in_words(make_plan: Make) -> None:
     assert "in windows of 12 seconds every 4 seconds" in summary_text(sliding, allocate(sliding))
 
 
-def test_what_helps_most_is_named_first(plan: Plan) -> None:
+def test_what_helps_most_is_one_line(plan: Plan) -> None:
     best = outlook(plan, allocate(plan))["helps_most"]
-    assert f"Helps most  {best['text']}: {best['effect']}; keys x" in summary_text(
-        plan, allocate(plan)
-    )
+    assert f"Helps most  {best['text']}: keys x" in summary_text(plan, allocate(plan))
 
 
 def test_shares_are_explained_where_they_need_it(make_plan: Make, plan: Plan) -> None:
