@@ -5,6 +5,8 @@ file ``examples/flights.toml`` in a folder of yours and holds what was released 
 That comparison is exact and needs the private values: it is possible only because this data is
 public.
 
+Of a census it writes an invented office, for `dpstream census`.
+
 **Pictures** show released values beside the truth, as one chart and as a page.  A page is one file
 that needs neither script nor network; what it says of other files is nothing.
 """
@@ -12,7 +14,7 @@ that needs neither script nor network; what it says of other files is nothing.
 import contextlib
 import importlib.util
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,16 +36,18 @@ from dpstream.accounting.errors import required
 from dpstream.accounting.extras import require
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.plan.unit import identity_of
+from dpstream.accounting.plan.unit import UnitIdentity, identity_of
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.job import Job, job_in, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import decode_project
+from dpstream.pipelines.project.text import parse_toml
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.page import pages
 from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
+from dpstream.pipelines.tabulation.generate import Size, generate
 from dpstream.state.durable import make_folder
 from dpstream.state.ledger.open import PROJECT_FILE, create_account, ledger_exists, open_path
 
@@ -201,8 +205,8 @@ _COLUMNS = {
     "time_hour": pa.timestamp("us", "UTC"),
     "dep_delay": pa.float64(),
 }
-#: Of the account; and what the example's text has in the place of its id.
-_LIMIT, _NO_ID = (6.0, 1e-9), "0" * 16
+#: Of the accounts of both examples; and what an example has in the place of its account's id.
+_LIMIT, _OFFICE_LIMIT, _NO_ID = (6.0, 1e-9), (30.0, 1e-9), "0" * 16
 #: Shown one by one.
 KEYS = (("EWR", "UA"), ("JFK", "B6"), ("LGA", "DL"))
 
@@ -254,17 +258,49 @@ def prepare(folder: Path) -> Job:
     make_folder(folder)
     if flights is not None:
         pq.write_table(flights, data)
+    text = _example("flights")
+    return load_job(_write_project(folder, text, lambda: _account(folder, text)))
+
+
+def prepare_census(folder: Path) -> Path:
+    """Write an invented office, with project file, secret and account, if there is no project file.
+
+    Returns:
+        The project file.
+
+    Raises:
+        UsageError: the folder has files of another office.
+    """
+    if (folder / PROJECT_FILE).exists():
+        return folder / PROJECT_FILE
+    generate(folder / "parameters", folder / "data", Size())
+    unit = UnitIdentity("person", "string")
+    return _write_project(
+        folder,
+        _example("census"),
+        lambda: create_account(folder / "persons.account.db", "persons", unit, _OFFICE_LIMIT).id,
+    )
+
+
+def _example(name: str) -> str:
+    return (
+        resources.files("dpstream.pipelines").joinpath(f"examples/{name}.toml").read_text("utf-8")
+    )
+
+
+def _write_project(folder: Path, text: str, account: Callable[[], str]) -> Path:
+    """Write the project file of an example and its secret, each only if it is not there.
+
+    Args:
+        account: makes the account and returns its id.
+    """
     project = folder / PROJECT_FILE
     if not project.exists():
-        text = (
-            resources.files("dpstream.pipelines")
-            .joinpath("examples/flights.toml")
-            .read_text("utf-8")
-        )
-        project.write_text(text.replace(_NO_ID, _account(folder, text)), encoding="utf-8")
-    if not (folder / "flights.secret").exists():
-        new_secret(folder / "flights.secret")
-    return load_job(project)
+        project.write_text(text.replace(_NO_ID, account()), encoding="utf-8")
+    [data_set] = parse_toml(text.encode())["data_set"]
+    if not (folder / f"{data_set}.secret").exists():
+        new_secret(folder / f"{data_set}.secret")
+    return project
 
 
 def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:

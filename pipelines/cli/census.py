@@ -1,7 +1,7 @@
 """``dpstream census``: makes census tables from a statistical office's own files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _FOLDER = click.Path(path_type=Path)
 CENSUS = section("census")
-PARAMETERS = click.argument("parameters", type=_FOLDER)
-DATA = click.argument("data", type=_FOLDER)
 TRY = click.option(
     "--try",
     "tries",
@@ -301,62 +299,3 @@ def execute(
             echo_private(f"unusable records (position and rule) are listed in {order.letters}.")
 
     run(order, show)
-
-
-@census.command(
-    epilog=examples(
-        "dpstream census generate parameters data",
-        "dpstream census generate parameters data --size production --persons 1000000",
-        "dpstream census generate parameters data --states 01,02,72 --tracts 60 --places 30",
-    )
-)
-@PARAMETERS
-@DATA
-@click.option(
-    "--size",
-    type=click.Choice(["small", "production"]),
-    default="small",
-    show_default=True,
-    help="Size of the lists of iterations and codes, and default of the options below.",
-)
-@click.option(
-    "--persons",
-    type=int,
-    help="Number of records of persons; there are two households for every five persons.",
-)
-@click.option("--states", help="FIPS codes, separated by commas; 72 is Puerto Rico.")
-@click.option(
-    "--tracts", type=int, help="Number of tracts in all states together, with 40 blocks each."
-)
-@click.option("--places", type=int, help="Number of places in all states together.")
-@click.option(
-    "--aiannh", type=int, help="Number of AIANNH areas in all states together, except Puerto Rico."
-)
-@click.option("--seed", type=int, help="The same seed makes the same files.")
-@click.option("--overwrite", is_flag=True, help="Replace existing files.")
-@AS_JSON
-def generate(
-    parameters: Path,
-    data: Path,
-    size: str,
-    states: str | None,
-    overwrite: bool,
-    as_json: bool,
-    **numbers: Any,
-) -> None:
-    """Write a complete set of synthetic files, about nobody, in the format of production.
-
-    --size production writes as many iterations and codes as the tables of 2020 had, by default
-    with a million persons in three states.
-    """
-    from dpstream.pipelines.tabulation.generate import PRODUCTION, Size
-    from dpstream.pipelines.tabulation.generate import generate as write
-
-    given: dict[str, Any] = {name: n for name, n in numbers.items() if n is not None}
-    if states is not None:
-        given["states"] = tuple(states.split(","))
-    sizes = PRODUCTION if size == "production" else Size()
-    rows = write(parameters, data, sizes._replace(**given), overwrite)
-    print_figures(
-        as_json, {"rows": rows}, page(f"{number:>13,}  {name}" for name, number in rows.items())
-    )

@@ -1,6 +1,6 @@
 """``dpstream report``: writes one page about a run.
 
-``dpstream demo``: runs a year of real flights, from the plan to a picture.
+``dpstream demo``: runs a year of real flights, or writes an invented census.
 """
 
 import sys
@@ -110,7 +110,18 @@ def _serve(job: Chosen, port: int) -> None:
 
 @click.command(
     short_help="Run a year of real flights through a stream.",
-    epilog=examples("dpstream demo", "dpstream demo --folder flights"),
+    epilog=examples(
+        "dpstream demo",
+        "dpstream demo --folder flights",
+        "dpstream demo --data census --folder office",
+    ),
+)
+@click.option(
+    "--data",
+    type=click.Choice(["flights", "census"]),
+    default="flights",
+    show_default=True,
+    help="What the folder gets; census: an office with records of people who do not exist.",
 )
 @click.option(
     "--folder",
@@ -119,8 +130,18 @@ def _serve(job: Chosen, port: int) -> None:
     type=click.Path(path_type=Path),
     help="Folder for data, project file, secret and releases.",
 )
-def demo(folder: Path) -> None:
-    """Run a year of real flights through a stream and compare the releases with the truth."""
+def demo(data: str, folder: Path) -> None:
+    """Run a year of real flights through a stream and compare the releases with the truth.
+
+    With --data census it writes the files of an invented office, with project file, secret and
+    account, for `dpstream census`.
+    """
+    if data == "census":
+        from dpstream.pipelines.demo import prepare_census
+
+        prepare_census(folder)
+        click.echo(f"Next: `dpstream census plan --project {folder / 'dpstream.toml'}`")
+        return
     from rich.console import Console
 
     from dpstream.accounting.budget.allocation import allocate

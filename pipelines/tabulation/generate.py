@@ -104,7 +104,7 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
     )
     for path in written:
         if path.exists() and not overwrite:
-            raise UsageError(path.name, "exists", "choose another folder, or --overwrite")
+            raise UsageError(path.name, "exists", "choose another folder")
     for path, (_, parts) in written.items():
         _write(path, parts)
     return {path.name: rows for path, (rows, _) in written.items()}

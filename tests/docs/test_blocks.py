@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import runpy
 import tomllib
@@ -52,6 +53,9 @@ def run(path: Path, language: str, text: str, ran: list[list[str]]) -> str:
     output = ""
     if language == "sh":
         for words in lines(text):
+            if words[0] == "cd":
+                os.chdir(words[1])
+                continue
             assert words[0] == "dpstream", f"{named(path)}: only dpstream is run"
             if words not in ran:
                 output += printed(words[1:])
@@ -110,7 +114,8 @@ def test_what_is_marked_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for path in (README, *AFTER_README):
         # A guide adds data sets, and commands of the next need --data-set where there are several.
         Path("dpstream.toml").write_text(first_job)
-        run_page(path, ran)
+        with contextlib.chdir("."):
+            run_page(path, ran)
     assert len(AFTER_README) >= 3 and len(ran) >= 8
 
 

@@ -20,7 +20,6 @@ from tests.faults.filecalls.commands import (
     ASK,
     BUDGET,
     EXECUTE,
-    GENERATE,
     INFO,
     MADE,
     RUN,
@@ -127,7 +126,7 @@ IMAGES = {
         (SHOW, RECOVER, BUDGET, (*ASK, "--json"), ("session", "transcript", "small")),
     ),
     "census": Image(
-        (census, GENERATE, (*EXECUTE, "out")),
+        (census, (*EXECUTE, "out")),
         ("account/*.db", "*.head", "account/*.db.answers/**/*", "out/*.json"),
         (SHOW, RECOVER, (*EXECUTE, "out"), ("census", "plan", "paid")),
     ),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from dpstream.pipelines.tabulation.generate import Size, generate
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import open_path
 from dpstream.state.sqlite.database import sqlite3
@@ -202,7 +203,8 @@ data = "data"
 
 
 def census(folder: Path, unit: str = "person") -> None:
-    """A secret, the project file and the account; `census generate` writes the rest."""
+    """An invented office with a secret, the project file and the account."""
+    generate(folder / "parameters", folder / "data", Size(persons=60, tracts=3))
     (folder / "noise.secret").write_text(KEY + "\n")
     (folder / "noise.secret").chmod(0o600)
     accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), unit)
@@ -400,7 +402,6 @@ CREATE = (
 )
 RECOVER = ("account", "recover", "d")
 LIMIT = ("account", "limit", "--epsilon", "99", "--delta", "1e-3")
-GENERATE = ("census", "generate", "parameters", "data", "--persons", "60", "--tracts", "3")
 EXECUTE, FREELY = (("census", "execute", name, "--out") for name in ("paid", "free"))
 RUN, PURELY = ("run", "--quiet"), "--mechanism=geometric"
 ANSWER = ("workload", "answer", "asked.json", "--cache", "cache", "--quiet", "--out")
@@ -482,14 +483,12 @@ COMMANDS: Mapping[str, Command] = {
     "session stand": Command(session, STAND, printed("rows"), (MADE,)),
     "session picture": Command(session, ("session", "picture", "small", "--out", "p.html"),
                                picture, (MADE, ASK, ALLOT)),
-    "census generate": Command(empty, (*GENERATE, "--overwrite"), released("parameters", "data"),
-                               charged=None),
-    "census execute": Command(census, (*EXECUTE, "out"), released("out"), (GENERATE,)),
+    "census execute": Command(census, (*EXECUTE, "out"), released("out")),
     "census execute --fresh": Command(
-        census, (*EXECUTE, "again", "--fresh"), names("again"), (GENERATE, (*EXECUTE, "out")),
+        census, (*EXECUTE, "again", "--fresh"), names("again"), ((*EXECUTE, "out"),),
         renamed=("again", "third"), anew=True),
     "census execute, households": Command(
-        homes, (*EXECUTE, "out"), released("out"), (GENERATE, (*FREELY, "persons"), totals)),
+        homes, (*EXECUTE, "out"), released("out"), ((*FREELY, "persons"), totals)),
     "state init": Command(stream, ("state", "init"), nothing, then=INFO),
     "state backup": Command(stream, ("state", "backup", "--out", "b"),
                             names("b"), (RUN,), renamed=("b", "b2")),
@@ -524,8 +523,8 @@ READ_ONLY: Mapping[str, Command] = {
     "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
     "session transcript": Command(session, ("session", "transcript", "small"), nothing,
                                   (MADE, ASK, ALLOT)),
-    "census validate": Command(census, ("census", "validate", "paid"), nothing, (GENERATE,)),
-    "census plan": Command(census, ("census", "plan", "paid"), nothing, (GENERATE,)),
+    "census validate": Command(census, ("census", "validate", "paid"), nothing),
+    "census plan": Command(census, ("census", "plan", "paid"), nothing),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
 }  # fmt: skip
 ALL: Mapping[str, Command] = {**COMMANDS, **READ_ONLY}

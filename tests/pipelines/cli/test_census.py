@@ -31,21 +31,6 @@ def of(folder: Path, made: Office, **given: Any) -> tuple[str, Path]:
     return "--project", project(folder, made, **({"secret": secret} | given))
 
 
-def test_generate(made: Office, tmp_path: Path) -> None:
-    own = Office(tmp_path / "p", tmp_path / "d")
-    done = _run("generate", *own, "--persons", 300, "--json")
-    assert done.exit_code == 0, done.output
-    assert printed(done.stdout)["rows"]["person-records.txt"] == 300
-    for folder, other in zip(own, made, strict=True):
-        for path in other.iterdir():
-            assert (folder / path.name).read_bytes() == path.read_bytes()
-    again = _run("generate", *own, "--persons", 300)
-    assert again.exit_code == 2 and "exists" in again.stderr
-    outcome = _run("generate", *own, "--states", "01", "--tracts", 2, "--seed", 1, "--overwrite")
-    assert outcome.exit_code == 0 and "10,000  person-records.txt" in outcome.stdout
-    assert _run("generate", *own, "--states", "1").exit_code == 2
-
-
 def test_validate(made: Office, tmp_path: Path) -> None:
     right = _run("validate", *of(tmp_path, made))
     assert (right.exit_code, right.stdout) == (0, "No fault.\n")
@@ -219,7 +204,7 @@ def test_what_is_wrong_is_named(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["", "validate", "plan", "execute", "generate"])
+@pytest.mark.parametrize("command", ["", "validate", "plan", "execute"])
 def test_help(command: str) -> None:
     done = _run(*command.split(), "--help")
     assert done.exit_code == 0 and ("Examples" in done.stdout) == bool(command)

@@ -77,7 +77,25 @@ def test_a_served_page(make_job: Callable[..., Job]) -> None:
 
 
 def test_examples_of_demo() -> None:
-    assert examples_of("demo") == ["dpstream demo", "dpstream demo --folder flights"]
+    assert examples_of("demo") == [
+        "dpstream demo",
+        "dpstream demo --folder flights",
+        "dpstream demo --data census --folder office",
+    ]
+
+
+def test_the_office_of_the_demo_is_one(tmp_path: Path) -> None:
+    done = call("demo", "--data", "census", "--folder", tmp_path / "office")
+    assert done.exit_code == 0 and "Next: `dpstream census plan --project" in done.stdout
+    project = tmp_path / "office" / "dpstream.toml"
+    assert call("census", "validate", "--project", project).stdout == "No fault.\n"
+    planned = call("census", "plan", "--project", project)
+    assert planned.exit_code == 0 and "Can make" in planned.stdout
+    text = project.read_text()
+    assert call("demo", "--data", "census", "--folder", project.parent).exit_code == 0
+    assert project.read_text() == text
+    project.unlink()
+    assert "exists" in refused("demo", "--data", "census", "--folder", project.parent)
 
 
 def test_what_lies_in_the_folder_is_used_and_checked(tmp_path: Path) -> None:
