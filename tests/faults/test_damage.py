@@ -1,9 +1,4 @@
-"""F11: single bits flipped in stores, write-ahead logs, backups, ledgers and releases.
-
-Each flip is noticed with a coded error, mended (a release is written again), or harmless: every
-released byte is what it should be.  A sample runs always; 500 flips, and as many of every kind of
-release, in the longer run: ``pytest -m slow tests/faults/test_damage.py -s`` prints the counts.
-"""
+"""Damage of stores and files: refused, or the result is complete and the bytes are the same."""
 
 import itertools
 import os
@@ -18,11 +13,21 @@ from unittest import mock
 
 import pytest
 
+from dpstream.accounting.errors import PolicyError
 from dpstream.state import open as stores
 from dpstream.state import seals
+from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite import rows as sqlite_rows
+from dpstream.state.sqlite.database import sqlite3
 from tests.faults import damage
-from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip
+from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip, flip
+from tests.faults.filecalls.server import Server
+from tests.faults.processes import files
+from tests.faults.rot import IMAGES, Rot, expected, rots, wrong
+from tests.faults.runs import calm, job, released
+from tests.faults.systems import SYSTEMS, call, charged, done
+from tests.faults.test_kill_restart import go_on
+from tests.faults.test_store_faults import redelivered
 
 #: What may be said of a damaged file of a kind.
 MESSAGES = {
@@ -165,3 +170,112 @@ def test_what_a_person_sees(made: Images, tmp_path: Path) -> None:
     ran = dpstream("run", folder=case)
     assert ran.returncode == 0, ran.stderr
     assert damage.files(case) == made.released
+
+
+#: Rots of the fast lane by image.
+FAST = {"session": 3}
+MANY = 200
+
+
+def of_image(server: Server, name: str, number: int, folder: Path) -> list[str]:
+    """What is wrong after some rots of an image."""
+    image, case, before = IMAGES[name], folder / "case", folder / "before"
+    image.make(server, case)  # a question is known by where its files lie
+    case.rename(before)
+    right = expected(server, image, before, case)
+    drawn = itertools.islice(rots(image, before, seed=1), number)
+    return [text for rot in drawn for text in wrong(server, image, before, case, right, rot)]
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_sample_of_rots(name: str, server: Server, tmp_path: Path) -> None:
+    assert of_image(server, name, FAST[name], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_file(name: str, server: Server, tmp_path: Path) -> None:
+    assert of_image(server, name, MANY, tmp_path) == []
+
+
+def test_a_rot_is_one_bit_or_one_sector(tmp_path: Path) -> None:
+    content = bytes(range(1, 256)) * 8
+    for rot, size in ((Rot("it", 700, 3), 1), (Rot("it", 700, None), 512)):
+        (tmp_path / "it").write_bytes(content)
+        assert rot.spoil(tmp_path)
+        now = (tmp_path / "it").read_bytes()
+        assert sum(a != b for a, b in zip(now, content, strict=True)) == size
+
+
+def test_fewer_entries_are_seen(server: Server, tmp_path: Path) -> None:
+    """The check fails where a command gives less than without rot."""
+    image, case, before = IMAGES["session"], tmp_path / "case", tmp_path / "before"
+    image.make(server, case)
+    case.rename(before)
+    right = expected(server, image, before, case)
+    show = image.commands[0]
+    (code, text, files), message = right.of[show]
+    right.of[show] = (code, text.replace('"charges": 2', '"charges": 3'), files), message
+    rot = Rot("small.csv", 0, 0)
+    assert any("other results" in each for each in wrong(server, image, before, case, right, rot))
+
+
+WITH_FILES = [name for name, system in SYSTEMS.items() if system.out]
+#: Of folders of thousands of files.
+MOST = 6
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_no_damage_is_called_done(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of each published file and of each file of dead letters; then one is missing."""
+    system, folder = SYSTEMS[name], tmp_path / "work"
+    system.make(folder)
+    monkeypatch.chdir(folder)
+    charged(system)
+    entries = read_ledger(system.ledger)
+    for place in filter(None, (system.out, system.letters)):
+        before = files(Path(place))
+        assert before
+        for path in sorted(before)[:MOST]:
+            flip(Path(place, path), 8 * (len(before[path]) // 2))
+            again = call(*system.charge)
+            if again.exit_code == 0:
+                assert files(Path(place)) == before, path
+                continue
+            assert again.exit_code in (2, 3, 4) and "Fix: " in again.output, again.output
+            shutil.move(place, tmp_path / "away")  # what the fix says
+            done(*system.charge)
+            if place == system.out:
+                assert files(Path(place)) == before
+            else:  # of a run that is finished, they are not written again
+                shutil.rmtree(place, ignore_errors=True)
+                shutil.copytree(tmp_path / "away", place)
+                Path(place, path).write_bytes(before[path])
+            shutil.rmtree(tmp_path / "away")
+        assert read_ledger(system.ledger) == entries
+
+
+#: The last test that a shard has committed in the midst of the first window.
+LOST = "SELECT max(trigger) FROM steps WHERE shard = ? AND window = 0 AND trigger IN (1, 2, 4)"
+
+
+def test_a_lost_test_has_one_value(tmp_path: Path) -> None:
+    outcomes = []
+    for commits, shard in itertools.product((6, 10), (0, 1)):
+        path = tmp_path / f"s{commits}{shard}.db"
+        run = job("skip", path)
+        go_on(run, commits, 1)
+        with sqlite3.connect(path) as db:
+            where = "shard = ? AND window = 0 AND trigger"
+            lost = db.execute(f"DELETE FROM steps WHERE {where} = ({LOST})", (shard, shard))
+            assert lost.rowcount == 1
+        db.close()
+        try:
+            assert released(run, redelivered(run.plan, 4)) == calm("skip")
+            outcomes.append("taken again")
+        except PolicyError as error:
+            assert "damaged" in error.rule
+            outcomes.append("refused")
+    assert set(outcomes) == {"taken again", "refused"}

@@ -1,15 +1,13 @@
-"""F9: disk full, read-only, rights lost, at every write: a clear refusal, and the store opens.
-
-A small file system of its own (tmpfs) is filled to every degree; without the rights to mount one
-the tests say so loudly.  SQLite's page limit covers every single commit.
-"""
+"""Disks that are full, read-only or open to others; databases that are locked or away."""
 
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
@@ -21,15 +19,22 @@ from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
 from dpstream.state import transfer
 from dpstream.state.ledger.events import Charge
+from dpstream.state.ledger.open import read_ledger
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import check_file
-from tests import accounts
+from tests import accounts, emulator
 from tests.faults.child import batches_of, plan_of
+from tests.faults.journals import leave_journal
+from tests.faults.live_jobs import LATENESS, WINDOW, Growing, Live
+from tests.faults.places import places
 from tests.faults.runs import calm, job, released
+from tests.faults.systems import SYSTEMS, charged, done
 from tests.faults.test_store_faults import redelivered
+from tests.relay import Relay
 from tests.runners.engines import need, without
+from tests.runners.prism import wait_for
 from tests.written import write_release
 
 DISK = 2 << 20
@@ -267,3 +272,125 @@ def reachable(folder: Path) -> Iterator[None]:
     finally:
         for parent, mode in zip(parents, modes, strict=True):
             os.chmod(parent, mode)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_no_command_is_stopped_by_a_journal(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands that read and those that charge, of every system; the charge stays one."""
+    system, folder = SYSTEMS[name], tmp_path / "work"
+    system.make(folder)
+    monkeypatch.chdir(folder)
+    charged(system)
+    entries = accounts.charges(system.ledger)
+    assert len(entries) == 1
+    for words in (*system.reads, system.charge):
+        journal = leave_journal(Path(system.ledger))
+        done(*words)
+        assert not journal.exists() or words[0] in ("doctor", "report", "plan", "state")
+    assert accounts.charges(system.ledger) == entries
+
+
+def test_a_journal_on_a_disk_that_is_read_only(disk: Path) -> None:
+    """It says what happened; on the same disk, writable again, the same call succeeds."""
+    path = disk / "ledger.db"
+    accounts.opened(path, "d").close()
+    leave_journal(path)
+    for option in ("ro", "rw"):
+        subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+        if option == "ro":
+            for look in (lambda: read_ledger(path), lambda: accounts.opened(path, "d")):
+                with pytest.raises(UsageError, match="journal cannot be rolled back") as caught:
+                    look()
+                assert caught.value.field == "account.path"
+    assert accounts.charges(path) == []
+
+
+#: What is made for its owner alone, by the beginnings of names below the folder.
+PRIVATE = (
+    "book", "ledger.db", "state", "dead_letter", "small.table", "noise.secret", "cache", "job.db",
+    "small.names", "s.db",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_nothing_is_open_to_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, folder = SYSTEMS[name], tmp_path / "work"
+    old = os.umask(0)
+    try:
+        system.make(folder)
+        # The account is made by the program, as `dpstream account create` does; all else is ours.
+        mine = {path for path in folder.rglob("*") if path.name != "ledger.db"}
+        monkeypatch.chdir(folder)
+        charged(system)
+        for words in system.reads:
+            done(*words)
+    finally:
+        os.umask(old)
+    made = [path for path in sorted(folder.rglob("*")) if path not in mine]
+    assert made
+    for path in made:
+        mode, name = path.stat().st_mode & 0o777, path.relative_to(folder).as_posix()
+        most = 0o755 if path.is_dir() else 0o644
+        if name.lstrip(".").startswith(PRIVATE):
+            most = 0o700 if path.is_dir() else 0o600
+        assert not mode & ~most, f"{name} has mode {mode:o}"
+    if system.out:
+        assert Path(system.out).stat().st_mode & 0o777 == 0o755
+
+
+SECONDS = 24
+#: Triggers of all windows, times two shards.
+STEPS = SECONDS // WINDOW * (WINDOW + LATENESS) * 2
+MINUTE = [3, pytest.param(65, marks=pytest.mark.slow)]
+
+
+def through(live: Live, away: Callable[[], None]) -> None:
+    """The job lives through what happens after its first releases."""
+    feeder, process = live.feeding(), live.run()
+    wait_for(lambda: live.seen() > 1 or process.poll() is not None, 180)
+    away()
+    assert process.poll() is None, live.log_tail()
+    live.finish("live", process)
+    feeder.join()
+    live.check()
+
+
+@pytest.mark.parametrize("seconds", MINUTE)
+def test_another_process_has_locked_the_file(seconds: float, tmp_path: Path) -> None:
+    live = Growing(tmp_path / "job", SECONDS)
+
+    def away() -> None:
+        with closing(sqlite3.connect(live.folder / "s.db", isolation_level=None, timeout=60)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            (steps,) = db.execute("SELECT count(*) FROM steps").fetchone()
+            assert steps < STEPS, "the job was through before it could be disturbed"
+            time.sleep(seconds)
+            db.execute("ROLLBACK")
+
+    through(live, away)
+
+
+@pytest.mark.parametrize("seconds", MINUTE)
+def test_spanner_cannot_be_reached(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with places("spanner", tmp_path) as fresh:
+        url, relay = fresh(), Relay(os.environ[emulator.HOST])
+        live = Growing(tmp_path / "job", SECONDS, store=url)
+        with monkeypatch.context() as patch:
+            patch.setenv(emulator.HOST, relay.host)
+
+            def away() -> None:
+                relay.down()
+                try:
+                    assert live.seen() < STEPS // 2
+                    time.sleep(seconds)
+                finally:
+                    relay.up()
+
+            through(live, away)
+        relay.down()

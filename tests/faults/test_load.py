@@ -1,9 +1,8 @@
-"""Uneven load, small: half of the keys on one shard, ten times the records in one trigger.
-
-``python -m tests.bench.load`` measures the same at size.
-"""
+"""Limits of a machine: little memory, and load that is uneven."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,11 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.state import open as stores
+from dpstream.state.disk_errors import MIN_ADDRESS_SPACE
 from dpstream.state.idtable import shard_of
 from tests import emulator
 from tests.faults.child import plan_of
+from tests.faults.filecalls.commands import COMMANDS, Command
 from tests.faults.places import places, small_commits
 from tests.streams import KEYS, STEP, Stream, begin, by_name, generate, key_name
 
@@ -62,3 +63,60 @@ def test_uneven_load_changes_no_release(tmp_path: Path, name: str, kind: str) ->
         releases.append(by_name(run_in_memory(begin(plan, place(), SHARDS), batches)[0]))
     assert releases[0] == releases[1] == releases[2]
     assert len({len(data) for data in releases[0].values()}) > 3
+
+
+DPSTREAM = (sys.executable, "-m", "dpstream")
+PRISM = ("--runner", "PrismRunner")
+#: Commands, and what is added to them.
+NAMES = ("run", "run on Prism", "sql", "session ask", "census execute", "workload answer")
+
+
+def command_of(name: str) -> tuple[Command, tuple[str, ...]]:
+    """A command, and its words."""
+    command = COMMANDS[name.removesuffix(" on Prism")]
+    return command, (*command.words, *(PRISM if name.endswith("Prism") else ()))
+
+
+def limited(folder: Path, limit: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command whose process may have so many bytes of address space."""
+    program = (
+        "import os, resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program, *DPSTREAM, *words],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mebibytes", [850, 2048])
+@pytest.mark.parametrize("name", NAMES)
+def test_too_little_memory_is_refused_before_a_charge(
+    tmp_path: Path, name: str, mebibytes: int
+) -> None:
+    command, words = command_of(name)
+    command.world(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    ended = limited(tmp_path, mebibytes << 20, *words)
+    assert ended.returncode == 4, ended.stderr
+    assert "memory" in ended.stderr and f"ulimit -v {MIN_ADDRESS_SPACE >> 10}" in ended.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_help_and_plans_need_less(tmp_path: Path) -> None:
+    COMMANDS["run"].world(tmp_path)
+    for words in (("run", "--help"), ("plan",)):
+        assert limited(tmp_path, 850 << 20, *words).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_limit_that_the_fix_names_is_enough(tmp_path: Path, name: str) -> None:
+    command, arguments = command_of(name)
+    command.world(tmp_path)
+    for words in command.before:
+        assert not callable(words)
+        subprocess.run([*DPSTREAM, *words], cwd=tmp_path, check=True, capture_output=True)
+    ended = limited(tmp_path, MIN_ADDRESS_SPACE, *arguments)
+    assert ended.returncode == 0, ended.stderr

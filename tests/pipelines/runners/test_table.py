@@ -228,7 +228,7 @@ def test_a_persons_flags_stay(tools: Path) -> None:
 def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a real cluster: tests/faults/test_flink_kills.py."""
+    """On a real cluster: tests/faults/test_stream_kills.py."""
     there = [
         f"--flink_master=localhost:{free_port()}", "--environment_type=EXTERNAL",
         "--environment_config=localhost:1", "--job_name=flights",
