@@ -36,6 +36,7 @@ docs: $(READY)
 shape: $(READY)
 	$(BIN)/python -m pytest -q -m "not slow" tests/test_structure.py tests/bench/test_shape.py
 	$(BIN)/python -m tests.bench.shape
+	$(BIN)/python -m tests.bench.traces
 
 # Faults that an earlier commit had, shown by its own commands: make faults REF=fec02190.  The
 # worktree and its environment stay in .tools/faults (git worktree remove takes the first away).
