@@ -69,11 +69,6 @@ def outlook(
     }
 
 
-def exactness(plan: Plan, budget: Budget) -> list[dict[str, Any]]:
-    """Return ``exact`` of `outlook`, without a search for better ways."""
-    return _exact(plan, describe(plan, budget))
-
-
 def _helps_most(plan: Plan) -> dict[str, Any] | None:
     """``None`` also for plans that are refused: nothing to compare with."""
     try:

@@ -13,15 +13,15 @@ from dpstream.pipelines.cli.parts import (
     COUNT,
     PROJECT,
     examples,
+    on_terminal,
     options,
-    person_of,
     print_figures,
 )
 from dpstream.pipelines.render.layout import each, labelled, page
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
-    from dpstream.pipelines.drafting.draft import Answers, Population, Target
+    from dpstream.pipelines.drafting.draft import Answers, Target
 
 _PATH = click.Path(path_type=Path)
 _COLUMNS = options(
@@ -85,23 +85,6 @@ _BUDGET = options(
         help="What epsilon and C cover: window (each separately), lifetime (everything),"
         " or a length of several windows, such as 28d.  [default: window]",
     ),
-    click.option(
-        "--units",
-        type=COUNT,
-        default=10_000,
-        show_default=True,
-        help="Assumed number of units with records in a window, for the figures.",
-    ),
-    click.option(
-        "--records",
-        type=COUNT,
-        default=30_000,
-        show_default=True,
-        help="Assumed number of the units' records in a window.",
-    ),
-    click.option(
-        "--keys", type=COUNT, default=1_000, show_default=True, help="Assumed number of keys."
-    ),
 )
 
 
@@ -152,9 +135,6 @@ def init(
     as_json: bool,
     public_sample: bool,
     covers: str | None,
-    units: int,
-    records: int,
-    keys: int,
     **given: Any,
 ) -> None:
     """Describe FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a job on it, in the
@@ -171,26 +151,24 @@ def init(
     choose one of them, or make a new one.
     """
     from dpstream.pipelines.drafting import target as drafting
-    from dpstream.pipelines.drafting.ask import Given, answers
+    from dpstream.pipelines.drafting.ask import Given, Person, answers
     from dpstream.pipelines.drafting.columns import is_file
-    from dpstream.pipelines.drafting.draft import LIFETIME, Population, checked, project_text
+    from dpstream.pipelines.drafting.draft import LIFETIME, checked, project_text
     from dpstream.pipelines.project.project import write_project
 
+    person = Person(not as_json and on_terminal())
     path, before, there = drafting.project_at(project)
     name = drafting.name_of(given["file"])
     job = job or name
-    person = person_of(as_json)
     data_set = data_set or drafting.data_set_of(there, given["file"], given["unit"], path.parent)
-    required = (
-        lambda: drafting.check_job(path, there, job),
-        lambda: drafting.refuse_no_data_set(there, data_set, person),
-    )
-    replies = answers(Given(public_sample=public_sample, **given), person, required)
+    drafting.check_job(path, there, job)
+    drafting.refuse_no_data_set(there, data_set, person)
+    replies = answers(Given(public_sample=public_sample, **given), person)
     choice = drafting.Choice(job, name, data_set, account, new_account, secret)
     target = drafting.target_of(path, before, there, replies, choice, person)
-    people, notes, rows = Population(units, records, keys), list[str](), list[str]()
+    notes = list[str]()
     if replies.windows.number > 1:
-        replies, rows, notes = _covered(replies, target, covers, people, person)
+        replies, notes = _covered(replies, target, covers, person)
     drafted = checked(project_text(replies, target), target)
     target, secret_made = drafting.made(target, drafted)
     write_project(path, project_text(replies, target), before.encode())
@@ -210,13 +188,11 @@ def init(
         "secret_made": secret_made,
         "values_read": public_sample,
         "covers": replies.period or LIFETIME,
-        "choices": rows,
         "notes": notes,
         "next": shlex.join(words),
     }
     lines = [
         *_written_lines(target, replies, secret_made, public_sample),
-        *(labelled("Covers", *rows) if rows else []),
         *each("Note", notes),
         *labelled("Next", shlex.join(words)),
     ]
@@ -253,36 +229,20 @@ _SECRET = {True: "new, mode 0600: keep it and back it up", False: "the one that 
 
 
 def _covered(
-    replies: "Answers", target: "Target", covers: str | None, people: "Population", person: "Person"
-) -> tuple["Answers", list[str], list[str]]:
-    """Ask what the budget covers; return the answers, lines that compare choices, and notes."""
-    from dpstream.pipelines.drafting.draft import (
-        LIFETIME,
-        WINDOW,
-        assumed,
-        checker,
-        choices,
-        table,
-        with_covers,
-    )
+    replies: "Answers", target: "Target", covers: str | None, person: "Person"
+) -> tuple["Answers", list[str]]:
+    """Return the answers with what the budget covers, and notes on it."""
+    from dpstream.pipelines.drafting.draft import WINDOW, with_covers
 
-    options = choices(replies)
-    rows = table(replies, target, options, people)
-    rows.append(assumed(people))
-    for row in rows:
-        person.show(row)
-    chosen = person.answer(
+    covered = person.answer(
         "--covers",
         covers,
         "What epsilon and contributions cover (window, lifetime, or like 28d)",
         WINDOW,
-        checker(replies, target),
+        lambda text: with_covers(replies, target, text),
     )
-    notes, figures = [], {"windows": replies.windows.number, "bound": replies.contributions}
-    if covers is None and person.ask is None:
-        notes.append(_DEFAULT.format(**figures))
-    if chosen == LIFETIME:
+    figures = {"windows": replies.windows.number, "bound": replies.contributions}
+    notes = [_DEFAULT.format(**figures)] if covers is None and not person.at_terminal else []
+    if covered.period is None:
         notes.append(_USED_UP.format(**figures))
-    if chosen not in options:
-        rows = [*table(replies, target, [*options, chosen], people), rows[-1]]
-    return with_covers(replies, chosen), rows if person.ask is None else [], notes
+    return covered, notes

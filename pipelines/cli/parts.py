@@ -19,7 +19,6 @@ from typing_extensions import override
 from dpstream.accounting.extras import require
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.drafting.ask import Person
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.project.project import Project
     from dpstream.pipelines.runners.bounded import Runner
@@ -71,21 +70,9 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def person_of(as_json: bool) -> "Person":
-    """Return the person at the terminal, who answers questions, or one that answers none."""
-    from dpstream.pipelines.drafting.ask import Person
-
-    echo = functools.partial(click.echo, err=True)
-    return Person(None if as_json or not on_terminal() else _ask, echo)
-
-
 def on_terminal() -> bool:
     """Return whether stdin is a terminal, so that questions can be asked."""
     return sys.stdin is not None and sys.stdin.isatty()  # none: its file was closed
-
-
-def _ask(question: str, proposal: str | None) -> str:
-    return str(click.prompt(question, default=proposal, type=str, err=True)).strip()
 
 
 class Chosen(NamedTuple):

@@ -1,6 +1,6 @@
-"""Flags and questions -> `Answers`: only what no flag gives is asked.
+"""Flags and prompts -> `Answers`: on a terminal what no flag gives is prompted for.
 
-**Columns**: which one is what is checked against the schema, and guessed from names for a question.
+**Columns** are checked against the schema.
 
 **Values** of a file are read where they are public: names in JSON Lines, times and amounts.  They
 are read only where `dpstream init --public-sample` says so, and of the first ``SAMPLE_ROWS`` rows.
@@ -9,12 +9,12 @@ What is found here is written into the project file, so it must not come from pr
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import click
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -35,15 +35,6 @@ from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.formats.texts import read_text
 from dpstream.pipelines.project.text import instant, suited, windows
 from dpstream.state.disk_errors import file_error
-
-_UNIT = re.compile(
-    r"(?i)(.*_)?(user|author|customer|client|person|people|patient|member|visitor|account|student|"
-    r"employee|driver|rider|device|subscriber|household|owner|email|login)(_?(id|name|key|uuid))?"
-)
-_TIME = re.compile(
-    r"(?i)(.*_)?(time|timestamp|date|datetime|day|at|when|ts|created|occurred)(_.*)?"
-)
-_ID = re.compile(r"(?i)(.*_)?(id|uuid|guid|hash|sha|index|row)")
 
 
 def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
@@ -133,30 +124,6 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
     )
 
 
-def guessed_unit(columns: Sequence[Column]) -> str | None:
-    """Return the column that is called as a person or a device is."""
-    names = [c.name for c in columns if c.identity]
-    return next((n for n in names if _UNIT.fullmatch(n)), None)
-
-
-def guessed_time(columns: Sequence[Column]) -> str | None:
-    """Return the first timestamp; else the first column with a name of a time."""
-    instants = [c.name for c in columns if c.time == "instant"]
-    texts = [c.name for c in columns if c.time == "text" and _TIME.fullmatch(c.name)]
-    return next(iter(instants + texts), None)
-
-
-def guessed_key(columns: Sequence[Column], taken: Sequence[str | None]) -> str | None:
-    """Return the first column of text that is neither of these nor a record's own name."""
-    free = [c for c in columns if c.identity and c.name not in taken and not _ID.fullmatch(c.name)]
-    texts = [c.name for c in free if c.identity == "string"]
-    return next(iter(texts + [c.name for c in free]), None)
-
-
-#: Puts a question: (text, proposal or ``None``) -> what was typed.
-Ask = Callable[[str, str | None], str]
-#: Says why an answer is asked for again.
-Tell = Callable[[str], None]
 Reply = TypeVar("Reply")
 
 
@@ -192,21 +159,19 @@ class Given(NamedTuple):
     public_sample: bool
 
 
-class Person:
-    """The person who answers what no flag says.
+class Person(NamedTuple):
+    """The person who runs the command.
 
-    Args:
-        ask: puts a question on the terminal; ``None``: there is none.
-        tell: shows why an answer will not do.
+    Attributes:
+        at_terminal: whether there is a terminal to prompt on.
     """
 
-    def __init__(self, ask: Ask | None, tell: Tell) -> None:
-        self.ask, self._echo = ask, tell
+    at_terminal: bool
 
     def show(self, text: str) -> None:
-        """Print text before the questions, if there are any."""
-        if self.ask is not None:
-            self._echo(text)
+        """Print text before the prompts, if there are any."""
+        if self.at_terminal:
+            click.echo(text, err=True)
 
     def answer(
         self,
@@ -216,50 +181,44 @@ class Person:
         proposal: str | None,
         read: Callable[[str], Reply],
     ) -> Reply:
-        """Return the value that ``read`` makes of the flag or of an answer, repeated until it is
-        valid.
+        """Return the value that ``read`` makes of the flag or of what is typed, until it is valid.
 
-        Where nobody can be asked, the flag or the proposal is there: see `_refuse_missing`.
+        Without a terminal the flag or the proposal is there: see `_refuse_missing`.
 
         Raises:
-            UsageError: the flag will not do.
+            UsageError: the flag is refused.
         """
-        if given is not None:
-            return read(given)
-        if self.ask is None:
-            return read(required(proposal, f"{flag} is missing, and was not refused"))
-        while True:
-            text = self.ask(question, proposal)
+        if given is not None or not self.at_terminal:
+            return read(required(given or proposal, f"{flag} is missing, and was not refused"))
+
+        def typed(text: str) -> Reply:
             try:
                 return read(text)
-            except UsageError as error:
-                which = "" if text in error.rule else f"{text!r}: "
-                self._echo(f"{which}{error.rule}: {error.fix}")
+            except UsageError as error:  # click shows it and prompts again
+                raise click.UsageError(f"{error.rule}: {error.fix}") from None
+
+        value: Reply = click.prompt(question, default=proposal, value_proc=typed, err=True)
+        return value
 
 
-def answers(given: Given, person: Person, checks: Sequence[Callable[[], None]] = ()) -> Answers:
+def answers(given: Given, person: Person) -> Answers:
     """Return all that a first job says.
 
     Args:
         given: the flags.
-        person: prompts for the other fields.
-        checks: of other flags, before anything is asked; where nobody can be asked, one error
-            names all that is wrong or missing, so that one more try is enough.
+        person: is prompted for the other fields.
 
     Raises:
         UsageError: something is missing or wrong.
     """
-    if person.ask is not None:
-        for check in checks:
-            check()
     file = data_file(given.file)
     if given.public_sample:
         file = with_names(file)
     columns = file.columns
     if columns is not None:
         person.show("Columns: " + ", ".join(c.name for c in columns))
-    if person.ask is None:
-        _check_all([*checks, lambda: _refuse_missing(given, columns)])
+    if not person.at_terminal:
+        _refuse_missing(given, columns)
     unit, key, time = _columns(given, person, columns)
     values = _values(given, person, file)
     start, end = _stretch(given, person, file, unit, time)
@@ -274,7 +233,7 @@ def answers(given: Given, person: Person, checks: Sequence[Callable[[], None]] =
         "--epsilon",
         None if given.epsilon is None else repr(given.epsilon),
         "Epsilon, the guarantee for one unit",
-        None if person.ask is None else "1.0",
+        None,
         _epsilon,
     )
     return Answers(
@@ -289,26 +248,6 @@ def answers(given: Given, person: Person, checks: Sequence[Callable[[], None]] =
         delta=given.delta,
         contributions=given.contributions,
     )
-
-
-def _check_all(checks: Sequence[Callable[[], None]]) -> None:
-    """Raise what checks refuse as one error.
-
-    Raises:
-        UsageError: one of them refuses.
-    """
-    errors = list[UsageError]()
-    for check in checks:
-        try:
-            check()
-        except UsageError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        rules = "; ".join(f"{each.field} {each.rule}" for each in errors)
-        fixes = "; ".join(each.fix for each in errors)
-        raise UsageError(", ".join(each.field for each in errors), rules, fixes)
 
 
 def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
@@ -351,28 +290,25 @@ def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
 def _columns(
     given: Given, person: Person, columns: tuple[Column, ...] | None
 ) -> tuple[Field, tuple[Field, ...], str]:
-    """Unit, key and time; names are proposed to a person only."""
-    candidates = () if person.ask is None or columns is None else columns
-    guess = guessed_time(candidates)
     unit = person.answer(
         "--unit",
         given.unit,
         "Unit: the column of the user to protect",
-        guessed_unit(candidates),
+        None,
         lambda name: field_of(name, columns, "--unit"),
     )
     key = person.answer(
         "--key",
         "\n".join(given.key) or None,
         "Key: the column to group by (several with commas)",
-        guessed_key(candidates, (unit.column, guess)),
+        None,
         lambda names: _key(names, columns, unit),
     )
     time = person.answer(
         "--time",
         given.time,
         "Time: the column of the event time",
-        guess,
+        None,
         lambda name: time_of(name, columns, given.micros),
     )
     return unit, key, time
@@ -393,18 +329,10 @@ def _key(names: str, columns: tuple[Column, ...] | None, unit: Field) -> tuple[F
 
 
 def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
-    names = list(given.value)
-    if not names and person.ask is not None:
-        none = "no value: counts only"
-
-        def one(text: str) -> list[str]:
-            return [] if text in ("", none) else [value_of(text, file.columns)]
-
-        names = person.answer("--value", None, "Value: a column whose mean is wanted", none, one)
-    if len(given.bounds) > len(names):
+    if len(given.bounds) > len(given.value):
         raise UsageError("--bounds", "belongs to a --value", "give a --value for each --bounds")
     values = list[Value]()
-    for i, name in enumerate(names):
+    for i, name in enumerate(given.value):
         value_of(name, file.columns)
         if i < len(given.bounds):
             values.append(bounded(name, *given.bounds[i]))
@@ -416,7 +344,7 @@ def _values(given: Given, person: Person, file: DataFile) -> tuple[Value, ...]:
             person.answer(
                 "--bounds",
                 None,
-                "Bounds: public bounds of a value, low and high",
+                f"Bounds: public bounds of {name}, low and high",
                 proposal,
                 functools.partial(_bounds, name),
             )

@@ -244,7 +244,7 @@ def refuse_no_data_set(project: Project | None, given: str | None, person: Perso
         UsageError: it is missing.
     """
     there = _units(project)
-    if given is None and there and person.ask is None:
+    if given is None and there and not person.at_terminal:
         raise UsageError(
             "--data-set",
             f"is required, because the project file has data sets: {_listed_units(there)}",
@@ -353,22 +353,21 @@ def chosen_account(
             return str(each.path)
     if not listed:
         return None
-    if person.ask is None:
+    if not person.at_terminal:
         raise UsageError(
             "--account",
             "is required, because accounts are there already: " + "; ".join(a.line for a in listed),
             "add --account PATH to charge one of them, or --new-account for other data",
         )
-    numbers = {str(number): str(each.path) for number, each in enumerate(listed, 1)}
+    paths = {os.path.relpath(each.path): str(each.path) for each in listed}
 
     def read(text: str) -> str | None:
-        if text != "new" and text not in numbers:
-            raise UsageError("--account", "is none of them", "type a number, or new")
-        return numbers.get(text)
+        if text != "new" and text not in paths:
+            raise UsageError("--account", "is none of them", "type a path of the list, or new")
+        return paths.get(text)
 
-    lines = [f"  {number}  {each.line}" for number, each in enumerate(listed, 1)]
-    person.show("\n".join(["Accounts that are there:", *lines]))
-    return person.answer("--account", None, "Account to charge (a number, or new)", None, read)
+    person.show("\n".join(["Accounts that are there:", *(f"  {each.line}" for each in listed)]))
+    return person.answer("--account", None, "Account to charge (its path, or new)", None, read)
 
 
 def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created]:

@@ -414,7 +414,7 @@ QUANTILES = (
 INIT = (
     *("init", "in.csv", "--unit", "user", "--key", "page", "--time", "time", "--window", "day"),
     *("--start", "2024-01-01", "--end", "2024-01-03", "--epsilon", "3", "--delta", "1e-6"),
-    *("--contributions", "6", "--units", "60", "--records", "300", "--keys", "4"),
+    *("--contributions", "6"),
 )
 ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
 MADE = ("session", "init", "small")

@@ -1,6 +1,6 @@
-"""Flags first, then questions; an answer that will not do is asked for again.
+"""Flags first, then prompts; an answer that will not do is asked for again.
 
-Columns are checked by type, and guessed by name for a question only.
+Columns are checked by type.
 
 Values are read only where they are public; what they say is rounded and whole.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
@@ -22,9 +23,6 @@ from dpstream.pipelines.drafting.ask import (
     answers,
     bounds,
     field_of,
-    guessed_key,
-    guessed_time,
-    guessed_unit,
     stretch,
     time_of,
     value_of,
@@ -75,17 +73,11 @@ def test_names_of_a_text_file_are_not_listed() -> None:
     assert "alice" not in str(error.value)
 
 
-def test_guesses() -> None:
-    assert guessed_unit(COLUMNS) == "author_id" and guessed_time(COLUMNS) == "pushed"
-    assert guessed_time(COLUMNS[:4]) == "at" and guessed_time(COLUMNS[:2]) is None
-    assert guessed_key(COLUMNS, ("author_id", "pushed")) == "lang"
-    assert guessed_unit(COLUMNS[2:]) is None and guessed_key((), ()) is None
-
-
 NOTHING = Given(
     file="", unit=None, key=(), time=None, value=(), bounds=(), start=None, end=None, window=None,
     every=None, epsilon=None, delta=1e-8, contributions=10, micros=False, public_sample=False,
 )  # fmt: skip
+NOBODY = Person(False)
 FLAGS = {
     "unit": "author", "key": ("path",), "time": "when", "start": "2023-01-01",
     "end": "2024-01-01", "epsilon": 2.0,
@@ -98,53 +90,37 @@ def answered(folder: Path, person: Person, **flags: Any) -> Answers:
     return answers(given, person)
 
 
-class Typist:
-    """Types what it was given, in order, an empty line for the proposal."""
-
-    def __init__(self, *typed: str) -> None:
-        self.typed, self.messages = list(typed), list[str]()
-        self.questions = list[tuple[str, str | None]]()
-
-    def ask(self, question: str, proposal: str | None) -> str:
-        self.questions.append((question.partition(":")[0].partition(" ")[0], proposal))
-        return self.typed.pop(0) or proposal or ""
-
-
 def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
-    who = Typist("nobody", "", "author", "path, sha", "epoch", "", "lines", "5 0", "0 5",
-                 "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "-3", "")  # fmt: skip
-    replies = answered(tmp_path, Person(who.ask, who.messages.append))
-    assert who.typed == [] and len(who.messages) == 1 + 8
-    refusals = "\n".join(who.messages[1:])
-    for typed in ("nobody", "author", "epoch", "5 0", "2023", "2023-01-01", "x", "-3"):
-        assert f"'{typed}'" in refusals
-    assert who.messages[0] == "Columns: sha, author, path, when, lines, epoch, nested"
+    typed = ("nobody", "lines", "author", "author", "path, sha", "epoch", "when", "5 0", "0 5",
+             "2023", "2023-01-01", "2023-01-01", "2024-01-01", "", "x", "-3", "1")  # fmt: skip
+    with CliRunner().isolation("\n".join(typed) + "\n") as (out, err, *_):
+        replies = answered(tmp_path, Person(True), value=("lines",))
+        printed = (out.getvalue() + err.getvalue()).decode()
+    assert printed.startswith("Columns: sha, author, path, when, lines, epoch, nested\n")
+    assert printed.count("Error: ") == 9 and SECRET not in printed
     assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
     assert (replies.time, replies.values, replies.epsilon) == ("when", (("lines", 0, 5),), 1.0)
     assert replies.windows.length == "28d"
-    assert ("Unit", "author") in who.questions and ("Time", "when") in who.questions
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_missing_flag_is_named(flag: str, tmp_path: Path) -> None:
-    nobody = Person(None, lambda text: None)
     missing = NOTHING._asdict()[flag]
     with pytest.raises(UsageError, match="is required where nobody can be asked") as error:
-        answered(tmp_path, nobody, **FLAGS | {flag: missing})
+        answered(tmp_path, NOBODY, **FLAGS | {flag: missing})
     assert error.value.field == f"--{flag}" and f"add --{flag} " in error.value.fix
-    assert answered(tmp_path, nobody, **FLAGS).windows.length == "28d"
+    assert answered(tmp_path, NOBODY, **FLAGS).windows.length == "28d"
 
 
 def test_all_missing_flags_are_named_at_once(tmp_path: Path) -> None:
-    nobody = Person(None, lambda text: None)
     with pytest.raises(UsageError) as error:
-        answered(tmp_path, nobody, unit="author", epsilon=1.0, value=("lines",))
+        answered(tmp_path, NOBODY, unit="author", epsilon=1.0, value=("lines",))
     named = ["--key", "--time", "--start", "--end", "--bounds"]
     assert error.value.field.split(", ") == named
     assert all(f"{flag} " in error.value.fix for flag in named)
     assert "one of: sha, author, path" in error.value.fix and SECRET not in str(error.value)
     with pytest.raises(UsageError) as error:  # a public sample answers for three of them
-        answered(tmp_path, nobody, value=("lines",), public_sample=True)
+        answered(tmp_path, NOBODY, value=("lines",), public_sample=True)
     assert error.value.field == "--unit, --key, --time, --epsilon"
 
 
@@ -157,13 +133,13 @@ def test_all_missing_flags_are_named_at_once(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_flags_that_will_not_do(flags: dict[str, Any], field: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        answered(tmp_path, Person(None, lambda text: None), **FLAGS | flags)
+        answered(tmp_path, NOBODY, **FLAGS | flags)
     assert error.value.field == field and SECRET not in str(error.value)
 
 
 def test_a_public_sample_answers_start_end_and_bounds(tmp_path: Path) -> None:
     given = FLAGS | {"start": None, "end": None, "value": ("lines",), "public_sample": True}
-    replies = answered(tmp_path, Person(None, lambda text: None), **given)
+    replies = answered(tmp_path, NOBODY, **given)
     assert replies.windows.start == "2023-03-05T00:00:00Z"
     assert replies.windows.end == "2023-09-22T00:00:00Z"
     assert replies.values == (("lines", 0, 200),)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, UsageError
@@ -126,7 +127,7 @@ def test_what_a_first_job_leaves_is_ignored(tmp_path: Path) -> None:
     assert ignored == names
 
 
-USER, NOBODY = Field("user"), Person(None, lambda _: None)
+USER, NOBODY = Field("user"), Person(False)
 WANTED: Wanted = ("visits", "user", "string", (2.0, 1e-6))
 
 
@@ -177,21 +178,24 @@ def test_which_data_set(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             chosen_data_set(project, name, NOBODY, unit, "visits")
         assert caught.value.field == "--data-set"
-    messages = list[str]()
-    person = Person(lambda _, proposal: proposal or "", messages.append)
-    assert chosen_data_set(project, None, person, USER, "shop") == ("shop2", False)
-    assert "shop, unit customer" in messages[0]
+    with CliRunner().isolation("\n") as (out, err, *_):
+        assert chosen_data_set(project, None, Person(True), USER, "shop") == ("shop2", False)
+        assert b"shop, unit customer" in out.getvalue() + err.getvalue()
 
 
-@pytest.mark.parametrize(("typed", "chosen"), [("2", "b.db"), ("new", None), ("7 1", "a.db")])
-def test_somebody_is_asked(tmp_path: Path, typed: str, chosen: str | None) -> None:
+@pytest.mark.parametrize(("typed", "chosen"), [("b.db", "b.db"), ("new", None), ("7 a.db", "a.db")])
+def test_somebody_is_asked(
+    tmp_path: Path, typed: str, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "ab":
         accounts.create(tmp_path / f"{name}.db", name)
-    words, lines = iter(typed.split()), list[str]()
-    person = Person(lambda *_: next(words), lines.append)
-    account = chosen_account(tmp_path, person, None, False, WANTED)
+    monkeypatch.chdir(tmp_path)
+    with CliRunner().isolation("\n".join(typed.split()) + "\n") as (out, err, *_):
+        account = chosen_account(tmp_path, Person(True), None, False, WANTED)
+        printed = (out.getvalue() + err.getvalue()).decode()
     assert account == (None if chosen is None else str(tmp_path / chosen))
-    assert "a.db" in lines[0] and "b.db" in lines[0] and len(lines) == 1 + len(typed.split()) - 1
+    assert "  a.db" in printed and "  b.db" in printed
+    assert ("is none of them" in printed) == (len(typed.split()) > 1)
 
 
 def test_accounts_that_the_project_names_need_not_be_made(tmp_path: Path) -> None:
