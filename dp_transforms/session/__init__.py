@@ -8,7 +8,6 @@ No Beam, no store, no database.
 """
 
 from dpstream.dp_transforms.session.release import (
-    Noisy,
     answered,
     encoded,
     errors,
@@ -17,7 +16,7 @@ from dpstream.dp_transforms.session.release import (
     presented,
     released,
 )
-from dpstream.dp_transforms.session.totals import ColumnTotals, Totals, nothing, tallied
+from dpstream.dp_transforms.session.totals import ColumnTotals, Noisy, Totals, nothing, tallied
 
 __all__ = [
     "ColumnTotals",

@@ -46,11 +46,9 @@ from dpstream.dp_transforms.noise.oneshot import numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.answers import Noise
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, read_off
-from dpstream.dp_transforms.session.totals import Totals
+from dpstream.dp_transforms.session.totals import Noisy, Totals
 from dpstream.state.arrow import to_bytes
 
-#: Noisy parts by aggregate: (cells,) int64 of each sum, (cells, nodes) of a tree.
-Noisy = tuple[tuple[Int64, ...], ...]
 #: Trees that are read off together: their prefixes stay in a few MiB.
 _AT_ONCE = 1_024
 

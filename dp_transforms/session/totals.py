@@ -3,17 +3,26 @@
 A record counts where it is usable and in one of the boxes that the query reads.  A record without
 a value in a column (at the point of missing values) counts, and adds nothing to that column.
 Sums are of integers: no order of records, and no division of them over workers, shows.
+
+**Batches between workers** are exact sums for the shard of their cells, and noisy ones for the
+release.  A shard is a run of cells, which `shards_of` divides.  Exact sums are PRIVATE: rows (cell,
+records, of each column records and total, of each tree its leaves), only of cells with a record.
+Measured sums are public: a row for each cell of the shard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Cells, Needs
+from dpstream.dp_transforms.batches import numbers, split_by_shard
 
+#: Noisy parts by aggregate: (cells,) int64 of each sum, (cells, nodes) of a tree.
+Noisy = tuple[tuple[Int64, ...], ...]
 #: Below this a float is a whole number exactly.
 _EXACT = 1 << 53
 
@@ -79,7 +88,9 @@ def tallied(
         usable: (n,).
     """
     at = np.flatnonzero(usable & _are_in_boxes(space, boxes, coordinates, len(usable)))
-    number = numbers(cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at))
+    number = cell_numbers(
+        cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at)
+    )
     at, number = at[number >= 0], number[number >= 0]
     tally = nothing(cells.count, needs)
     columns = {}
@@ -98,15 +109,15 @@ def tallied(
     return tally._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
 
 
-def numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
+def cell_numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:
     """Return (size,) int64: the cell of each record, -1 if it is in none."""
-    cell_numbers, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+    number, outside = np.zeros(size, np.int64), np.zeros(size, np.bool_)
     for axis in cells.axes:
         edges = np.array(axis.edges, np.int64)
         place = np.searchsorted(edges, coordinates[axis.name], side="right") - 1
         outside |= (place < 0) | (place >= axis.count)
-        cell_numbers = cell_numbers * axis.count + place
-    return np.where(outside, -1, cell_numbers)
+        number = number * axis.count + place
+    return np.where(outside, -1, number)
 
 
 def columns_of(space: Space, boxes: Int64, cells: Cells, needs: Needs) -> tuple[str, ...]:
@@ -146,3 +157,85 @@ def _sums(number: Int64, values: Int64 | None, size: int) -> Int64:
     sums = np.zeros(size, np.int64)
     np.add.at(sums, number, values)
     return sums
+
+
+def shards_of(cells: int, shards: int) -> Int64:
+    """Return (shards + 1,) int64: where the cells of each shard begin, and the end of all."""
+    return np.arange(shards + 1, dtype=np.int64) * cells // shards
+
+
+def routed(totals: Totals, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (shard, rows) of the cells with a record."""
+    cell = np.flatnonzero(totals.records)
+    begins = shards_of(len(totals.records), shards)
+    shard = np.searchsorted(begins, cell, side="right") - 1
+    yield from split_by_shard(_rows(totals, cell), shard, shards)
+
+
+def empty(needs: Needs) -> pa.RecordBatch:
+    """Return the rows of no cell."""
+    return _rows(nothing(0, needs), np.zeros(0, np.int64))
+
+
+def merged(
+    batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs
+) -> pa.RecordBatch:
+    """Return the rows of cells ``first`` to before ``last``, from all workers, as one batch."""
+    totals = gathered(batches, first, last, needs)
+    return _rows(totals, np.flatnonzero(totals.records), first)
+
+
+def _rows(totals: Totals, cell: Int64, first: int = 0) -> pa.RecordBatch:
+    columns = {"cell": _array(cell + first), "records": _array(totals.records[cell])}
+    for name, column in totals.columns.items():
+        columns[f"records {name}"] = _array(column.records[cell])
+        columns[f"total {name}"] = _array(column.total[cell])
+    for name, leaves in totals.leaves.items():
+        columns[f"leaves {name}"] = _array(leaves[cell])
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def gathered(batches: Iterable[pa.RecordBatch], first: int, last: int, needs: Needs) -> Totals:
+    """Return the totals of cells ``first`` to before ``last``, from the rows of all workers."""
+    totals = nothing(last - first, needs)
+    for batch in batches:
+        at = _numbers(batch, "cell") - first
+        totals.records[at] += _numbers(batch, "records")  # a cell is in a batch once
+        for name, column in totals.columns.items():
+            column.records[at] += _numbers(batch, f"records {name}")
+            column.total[at] += _numbers(batch, f"total {name}")
+        for name, leaves in totals.leaves.items():
+            leaves[at] += _numbers(batch, f"leaves {name}")
+    return totals
+
+
+def packed(noisy: Noisy) -> pa.RecordBatch:
+    """Return measured sums as columns, in their order; public."""
+    parts = [part for sums in noisy for part in sums]
+    names = [f"{number}" for number in range(len(parts))]
+    return pa.RecordBatch.from_arrays([_array(part) for part in parts], names)
+
+
+def joined(shards: Iterable[tuple[int, pa.RecordBatch]], parts: Sequence[int]) -> Noisy:
+    """Return the measured sums of all cells, from all shards in any order.
+
+    Args:
+        parts: how many each aggregate has.
+    """
+    batches = [batch for _, batch in sorted(shards, key=lambda pair: pair[0])]
+    ends = np.cumsum(parts).tolist()
+    arrays = [np.concatenate([_numbers(b, str(k)) for b in batches]) for k in range(ends[-1])]
+    return tuple(tuple(arrays[end - n : end]) for n, end in zip(parts, ends, strict=True))
+
+
+def _array(values: Int64) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> Int64:
+    """A column as (n,) or (n, k) int64."""
+    column = batch.column(name)
+    if not pa.types.is_fixed_size_list(column.type):
+        return np.asarray(numbers(column), np.int64)
+    return np.asarray(numbers(column.flatten()), np.int64).reshape(-1, column.type.list_size)

@@ -113,7 +113,7 @@ def validate(census: Chosen, as_json: bool) -> None:
     only the header is read: faults of records are reported only to the operator, in the dead
     letters of an execution.
     """
-    from dpstream.pipelines.tabulation.public_plan import faults
+    from dpstream.pipelines.tabulation.inputs import faults
 
     tables = described(census)
     problems = faults(tables.parameters, tables.data, tables.choice)
@@ -159,8 +159,8 @@ def plan(
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.census_plan import census_text
-    from dpstream.pipelines.tabulation.public_plan import figures
-    from dpstream.pipelines.tabulation.public_plan import plan as planned
+    from dpstream.pipelines.tabulation.inputs import figures
+    from dpstream.pipelines.tabulation.inputs import plan as planned
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     tables = described(census._replace(tries=tries))

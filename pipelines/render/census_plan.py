@@ -1,6 +1,6 @@
 """The plan of census tables as text: guarantee, load, and the 95% margin of every kind of figure.
 
-The figures are those of `tabulation.public_plan.figures`, which ``--json`` prints.
+The figures are those of `tabulation.inputs.figures`, which ``--json`` prints.
 """
 
 from typing import Any

@@ -210,48 +210,74 @@ _WORDS: dict[Any, str] = {
 
 def _check(values: dict[str, Any], program: str, faults: Faults) -> None:
     """Everything that a type does not say; what is ``None`` has its fault already."""
-    most = values["max_race_codes"]
-    if most is not None and not 1 <= most <= MAX_RACE_CODES:
-        faults.add("max_race_codes", f"is not 1 to {MAX_RACE_CODES}", "correct it")
-    choices = {"privacy_defn": ("zcdp", "puredp"), "reader": ("csv",)}
-    for name, allowed in choices.items():
-        if values[name] is not None and values[name] not in allowed:
-            rule = f"is not {' or '.join(allowed)}"
-            if name == "reader":
-                rule += ": files are read as texts, nothing else is"
-            faults.add(name, rule, f"write {allowed[0]}")
-    if values["run_us"] is False and values["run_pr"] is False:
-        faults.add("run_us", "and run_pr are both false: nothing would run", "set one of them")
-    if values["run_us"]:
-        _check_states(values["state_filter_us"], faults)
+    most, states = values["max_race_codes"], values["state_filter_us"]
+    listed = bool(values["run_us"] and states)
+    states_fix = 'list the FIPS codes of states, such as "01", each once'
+    faults.check(
+        (
+            most is not None and not 1 <= most <= MAX_RACE_CODES,
+            "max_race_codes",
+            f"is not 1 to {MAX_RACE_CODES}",
+            "correct it",
+        ),
+        (
+            values["privacy_defn"] not in (None, "zcdp", "puredp"),
+            "privacy_defn",
+            "is not zcdp or puredp",
+            "write zcdp",
+        ),
+        (
+            values["reader"] not in (None, "csv"),
+            "reader",
+            "is not csv: files are read as texts, nothing else is",
+            "write csv",
+        ),
+        (
+            values["run_us"] is False and values["run_pr"] is False,
+            "run_us",
+            "and run_pr are both false: nothing would run",
+            "set one of them",
+        ),
+        (
+            bool(values["run_us"] and not states),
+            "state_filter_us",
+            "is empty or missing, and run_us is true",
+            states_fix,
+        ),
+        (
+            listed and len(set(states)) < len(states),
+            "state_filter_us",
+            "has a state twice",
+            states_fix,
+        ),
+        (
+            listed and not set(states) <= set(STATES),
+            "state_filter_us",
+            "has what is no FIPS code of a state",
+            f"use {', '.join(STATES)}",
+        ),
+    )
     if program == "p":
-        _check_p(values, faults)
+        fraction, chance = values[_FRACTION], values["zero_suppression_chance"]
+        faults.check(
+            (
+                fraction is not None and not 0 < fraction < 1,
+                _FRACTION,
+                "is not between 0 and 1",
+                "correct it",
+            ),
+            (
+                chance is not None and not 0 <= chance < 1,
+                "zero_suppression_chance",
+                "is not at least 0 and below 1",
+                "correct it",
+            ),
+        )
     for table in TABLES[program]:
         prefix, thresholds = names_of(program)[table.name]
         for level in _LEVELS:
             _check_budget(values, f"{prefix}_{level.name}", faults)
         _check_thresholds(values, thresholds, len(table.details) - 1, table.name, faults)
-
-
-def _check_states(states: list[str] | None, faults: Faults) -> None:
-    """The states of a run of the United States."""
-    name = "state_filter_us"
-    fix = 'list the FIPS codes of states, such as "01", each once'
-    if not states:
-        faults.add(name, "is empty or missing, and run_us is true", fix)
-        return
-    if len(set(states)) < len(states):
-        faults.add(name, "has a state twice", fix)
-    if not set(states) <= set(STATES):
-        faults.add(name, "has what is no FIPS code of a state", f"use {', '.join(STATES)}")
-
-
-def _check_p(values: dict[str, Any], faults: Faults) -> None:
-    fraction, chance = values[_FRACTION], values["zero_suppression_chance"]
-    if fraction is not None and not 0 < fraction < 1:
-        faults.add(_FRACTION, "is not between 0 and 1", "correct it")
-    if chance is not None and not 0 <= chance < 1:
-        faults.add("zero_suppression_chance", "is not at least 0 and below 1", "correct it")
 
 
 def _check_budget(values: dict[str, Any], name: str, faults: Faults) -> None:

@@ -74,6 +74,12 @@ class Faults:
         """Add one fault."""
         self.faults.append(Fault(self.file, row, column, rule, fix))
 
+    def check(self, *guards: tuple[bool, str, str, str]) -> None:
+        """Add a fault for each guard that holds: column, rule and fix."""
+        for holds, column, rule, fix in guards:
+            if holds:
+                self.add(column, rule, fix)
+
     def rows(self, bad: Bool, numbers: Int64, column: str, rule: str, fix: str) -> None:
         """Add a fault of each row that is marked.
 

@@ -36,8 +36,7 @@ from tests.pipelines.operate.test_state_admin import with_account
 from tests.pipelines.session import small
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
 from tests.pipelines.tables import test_registration
-from tests.pipelines.tabulation.executing import content, executed
-from tests.pipelines.tabulation.office import office
+from tests.pipelines.tabulation.office import content, executed, office
 from tests.pipelines.test_spanner_job import call, write_job
 from tests.pipelines.tuning import asking as tuning
 from tests.state.ledger.places import Contents, in_database

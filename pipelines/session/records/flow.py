@@ -52,7 +52,8 @@ from dpstream.dp_transforms.session import (
     released,
     tallied,
 )
-from dpstream.dp_transforms.session.batches import (
+from dpstream.dp_transforms.session.totals import (
+    columns_of,
     empty,
     gathered,
     joined,
@@ -61,7 +62,6 @@ from dpstream.dp_transforms.session.batches import (
     routed,
     shards_of,
 )
-from dpstream.dp_transforms.session.totals import columns_of
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.ask.draft import File, put
 from dpstream.pipelines.connectors.folder.store import Folder

@@ -1,12 +1,24 @@
-"""Exact sums of cells: against a slow count of single records, and in pieces."""
+"""Exact sums of cells: against a slow count of single records, in pieces, and on their way."""
 
 import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.sessions.aggregates import Cells, Needs, Question
-from dpstream.dp_transforms.session import Totals, nothing, totals
-from tests.sessions import QUESTIONS, SHAPES, Records, boxes_of, random_records, space
+from dpstream.accounting.regions.space import Budget, Integer, Space
+from dpstream.accounting.sessions.aggregates import Cells, Needs, Question, sum_of
+from dpstream.dp_transforms.batches import ArrowBatchCoder
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.session import Totals, measured, nothing, totals
+from dpstream.dp_transforms.session.totals import (
+    empty,
+    gathered,
+    joined,
+    packed,
+    routed,
+    shards_of,
+)
+from tests.fixed import INPUTS
+from tests.sessions import QUESTIONS, RUN, SHAPES, Records, boxes_of, random_records, space
 
 SPACE = space()
 
@@ -100,9 +112,71 @@ def test_only_columns_that_matter_are_needed() -> None:
     assert same(tally, slow(records, question, boxes))
 
 
-def test_sums_beyond_floats_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.array([(1 << 53) + 1, 1, 1], np.int64)
-    sums = totals._sums(np.array([0, 0, 1]), values, 2)
-    assert sums.tolist() == [(1 << 53) + 2, 1]
-    monkeypatch.setattr(totals, "_EXACT", 1 << 62)
-    assert totals._sums(np.array([0, 0, 1]), values, 2).tolist() != [(1 << 53) + 2, 1]
+def test_sums_beyond_floats_are_exact() -> None:
+    """Of as many large coordinates that their sum is odd and no float holds it."""
+    most = 1 << 40
+    wide = Space((Integer(name="x", low=0, high=most), Budget(name="b", most=1)))
+    question = Question(kind="epsilon", amount=1, aggregates=(sum_of("x"),))
+    x = np.append(np.full(1 << 14, most - 1), 1)
+    needs, usable = question.needs(wide, wide.everything), np.ones(len(x), np.bool_)
+    values = {"x": x, "b": np.zeros(len(x), np.int64)}
+    tally = totals.tallied(wide, wide.everything, Cells(), needs, values, usable)
+    assert tally.columns["x"].total.tolist() == [(most - 1 << 14) + 1]
+
+
+CODER = ArrowBatchCoder()
+
+
+def test_shards_are_runs_of_cells() -> None:
+    for cells, shards in ((1, 1), (10, 3), (7, 7), (1 << 20, 9)):
+        begins = shards_of(cells, shards)
+        assert begins[0] == 0 and begins[-1] == cells and (np.diff(begins) >= cells // shards).all()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_sums_arrive(shards: int) -> None:
+    question, boxes = question_of(3)
+    records, needs = random_records(SPACE, 400), question.needs(SPACE, boxes)
+    expected = records.totals(SPACE, boxes, question)
+    batches = {shard: [empty(needs)] for shard in range(shards)}
+    for k in range(3):
+        part = Records(records.at[k::3], records.usable[k::3]).totals(SPACE, boxes, question)
+        for shard, batch in routed(part, shards):
+            batches[shard].append(CODER.decode(CODER.encode(batch)))
+    begins = shards_of(question.cells.count, shards)
+    totals = nothing(0, needs)
+    parts = [gathered(batches[s], begins[s], begins[s + 1], needs) for s in range(shards)]
+    assert sum(len(part.records) for part in parts) == question.cells.count
+    totals = totals._replace(
+        records=np.concatenate([part.records for part in parts]),
+        columns={
+            name: type(of)(*(np.concatenate([p.columns[name][i] for p in parts]) for i in (0, 1)))
+            for name, of in expected.columns.items()
+        },
+        leaves={name: np.concatenate([p.leaves[name] for p in parts]) for name in expected.leaves},
+    )
+    assert same(totals, expected)
+
+
+def test_measured_sums_arrive(ring: KeyRing) -> None:
+    for cells, ranges in SHAPES[2:]:
+        boxes = boxes_of(SPACE, cells, ranges)
+        question = Question(kind="rho", amount=10**6, aggregates=QUESTIONS[-1], cells=cells)
+        noisy = measured(
+            SPACE,
+            question,
+            boxes,
+            random_records(SPACE, 90).totals(SPACE, boxes, question),
+            ring,
+            RUN,
+            INPUTS,
+        )
+        begins = shards_of(cells.count, 3)
+        shards = []
+        for shard in (1, 2, 0):
+            at = slice(begins[shard], begins[shard + 1])
+            batch = packed(tuple(tuple(part[at] for part in of) for of in noisy))
+            shards.append((shard, CODER.decode(CODER.encode(batch))))
+        again = joined(shards, [len(of) for of in noisy])
+        for mine, theirs in zip(noisy, again, strict=True):
+            assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))

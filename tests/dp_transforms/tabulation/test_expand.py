@@ -26,21 +26,16 @@ from dpstream.dp_transforms.tabulation.expand import (
     profiles,
     summed,
 )
-from tests.dp_transforms.tabulation.measuring import exact_counts
 from tests.dp_transforms.tabulation.worlds import (
     World,
     exact,
+    exact_counts,
     groups_of,
     parameters,
     public_files,
     records,
     world,
 )
-
-
-def test_length_is_the_number_of_records() -> None:
-    for count in (0, 5):
-        assert len(records(public_files(), count)) == count
 
 
 def as_counter(pairs: Pairs) -> Counter[int]:
@@ -102,13 +97,7 @@ def test_groups_are_those_of_the_definition(program: str, races: int) -> None:
     for table in TABLES[program]:
         if table.name == "t3":
             w.records.leaf["t3"][::7] = -1  # not in the table's universe
-        assert counts_of(w, table) == exact(w, table)
-
-
-def test_batches_add_up() -> None:
-    w = world(200, 3)
-    [table] = TABLES["p"]
-    assert counts_of(w, table, 7) == counts_of(w, table)
+        assert counts_of(w, table) == counts_of(w, table, 7) == exact(w, table)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -131,7 +120,7 @@ def test_one_group_more_than_planned_is_refused() -> None:
     starts, _ = iterations_of(level, profile_table)
     reached = int(np.diff(starts).max())
     tight = level._replace(stability=level.stability._replace(groups=reached - 1))
-    with pytest.raises(PolicyError, match="more groups") as refused:
+    with pytest.raises(PolicyError) as refused:
         expand(w.domain, tight, table, w.records, profile_table)
     assert not any(character.isdigit() for character in str(refused.value).split(":", 1)[1])
     fits = level._replace(stability=level.stability._replace(groups=reached))
@@ -153,11 +142,6 @@ def test_codes_given_twice_or_beyond_the_limit_count_once_or_not() -> None:
             for p in profile_table.profile_numbers
         ]
         assert of[0] == of[1] and of[2] == of[3]
-
-
-def test_no_records_are_no_counts() -> None:
-    w = world(0)
-    assert counts_of(w, TABLES["p"][0]) == Counter()
 
 
 def test_rows_of_many_codes_are_told_apart() -> None:
@@ -205,6 +189,7 @@ def test_cells_of_each_detail_are_sums_of_leaves(program: str) -> None:
 def test_groups_without_a_record_are_there() -> None:
     w = world(0)
     [table] = TABLES["p"]
+    assert len(w.records) == 0 and counts_of(w, table) == Counter()
     for _, counts in exact_counts(w, table):
         assert counts.totals.tolist() == [0] * (counts.shard.last - counts.shard.first)
         assert not counts.cells(np.array([counts.shard.first]), table.details[3]).any()

@@ -18,7 +18,6 @@ from dpstream.accounting.tabulation.parameters import (
     Noise,
     draws,
 )
-from dpstream.dp_transforms.tabulation import perturb
 from dpstream.dp_transforms.tabulation import perturb as module
 from dpstream.dp_transforms.tabulation.perturb import (
     FIRST,
@@ -27,8 +26,15 @@ from dpstream.dp_transforms.tabulation.perturb import (
     detail_step,
     perturbed,
 )
-from tests.dp_transforms.tabulation.measuring import exact_counts, measured, totals_as_published
-from tests.dp_transforms.tabulation.worlds import RUN, World, ring, world
+from tests.dp_transforms.tabulation.worlds import (
+    RUN,
+    World,
+    exact_counts,
+    measured,
+    ring,
+    totals_as_published,
+    world,
+)
 from tests.fixed import INPUTS
 
 LEVEL = US_LEVELS[0]
@@ -103,14 +109,9 @@ def test_without_a_scale_there_is_no_noise() -> None:
         drawn = CellNoise(keys, RUN, INPUTS).draw(
             Noise("discrete gauss", 0.0), "t1t2", LEVEL, FIRST, np.arange(5), 3
         )  # fmt: skip
-    assert drawn.shape == (5, 3) and not drawn.any()
-
-
-def test_no_groups_have_no_noise() -> None:
-    """As in step 1 of a shard of which the totals alone are measured."""
-    with ring() as keys:
-        drawn = CellNoise(keys, RUN, INPUTS).draw(WIDE, "t1t2", LEVEL, FIRST, np.arange(0), 3)
-    assert drawn.shape == (0, 3)
+        # As in step 1 of a shard of which the totals alone are measured.
+        nobody = CellNoise(keys, RUN, INPUTS).draw(WIDE, "t1t2", LEVEL, FIRST, np.arange(0), 3)
+    assert drawn.shape == (5, 3) and not drawn.any() and nobody.shape == (0, 3)
 
 
 def test_pinned() -> None:
@@ -269,12 +270,6 @@ def test_a_sound_execution_passes_and_sabotaged_ones_do_not() -> None:
     assert not sound(scores(w, scaled=_one_less))
     assert not sound(scores(w, measure=_reusing))
     assert not sound(scores(w, measure=_from_exact))
-
-
-def test_detail_is_how_many_thresholds_are_reached() -> None:
-    totals = np.array([-5, 3, 4, 14, 15, 60, 1000])
-    assert perturb._detail(totals, (4.0, 15.0, 60.0)).tolist() == [0, 0, 1, 1, 2, 3, 3]
-    assert perturb._detail(totals, ()).tolist() == [0] * 7
 
 
 @pytest.mark.parametrize("noise", ["census", "rounded"])

@@ -9,8 +9,7 @@ import pytest
 
 from dpstream.pipelines.tabulation.config import Choice
 from tests.pipelines.tabulation.errors.report import report
-from tests.pipelines.tabulation.executing import executed
-from tests.pipelines.tabulation.office import Office, office
+from tests.pipelines.tabulation.office import Office, executed, office
 
 
 @pytest.fixture(scope="session")

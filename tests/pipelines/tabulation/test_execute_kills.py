@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.tabulation.executing import charges, content, executed, ledger_of, left_over
-from tests.pipelines.tabulation.office import Office
+from tests.pipelines.tabulation.office import (
+    Office,
+    charges,
+    content,
+    executed,
+    ledger_of,
+    left_over,
+)
 
 _CHILD = """
 import os, pathlib, signal, sys
 from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.tabulation import execute as home
 from dpstream.state.ledger.answers import AnswerLog
-from tests.pipelines.tabulation.executing import executed, ledger_of
+from tests.pipelines.tabulation.office import executed, ledger_of
 from tests.pipelines.tabulation.office import Office
 parameters, data, folder, point, kept = sys.argv[1:]
 folder = pathlib.Path(folder)

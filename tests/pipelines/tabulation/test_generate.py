@@ -1,29 +1,149 @@
 """Generated files: right, repeatable, and in numbers like those of production."""
 
-import hashlib
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.tabulation.parameters import Level
 from dpstream.dp_transforms.tabulation.domain import domain_of
-from dpstream.pipelines.tabulation.generate import PRODUCTION, Size, generate
+from dpstream.pipelines.tabulation.generate import (
+    BLOCKS_PER_TRACT,
+    CHUNK,
+    PRODUCTION,
+    PRODUCTION_SHAPE,
+    SMALL_SHAPE,
+    Size,
+    generate,
+    households,
+    invent_groups,
+    invent_regions,
+    persons,
+)
+from dpstream.pipelines.tabulation.public_files import (
+    CODES,
+    MAP,
+    NO_AREA,
+    NO_PLACE,
+    RACE_ITERATIONS,
+)
+from tests.golden.pinned import check, of_cases, of_files, of_refusals
 from tests.pipelines.tabulation.office import Office, office
 
 
-def digests(made: Office) -> dict[str, str]:
-    files = [*made.parameters.iterdir(), *made.data.iterdir()]
-    return {path.name: hashlib.blake2b(path.read_bytes()).hexdigest() for path in files}
+@pytest.mark.parametrize("seed", range(5))
+def test_every_region_is_there(seed: int) -> None:
+    made = invent_regions(("01", "04", "72"), 20, 41, 17, seed)
+    assert len(made.block) == 20 * BLOCKS_PER_TRACT and (np.diff(made.block) > 0).all()
+    state = made.block // 10**13
+    assert len(np.unique(made.block // 10_000)) == 20
+    inside = made.place != NO_PLACE
+    assert len(np.unique(np.stack([state, made.place])[:, inside], axis=1).T) == 41
+    assert len(np.unique(made.area[made.area != NO_AREA])) == 17
+    assert (made.area[state == 72] == NO_AREA).all()
+    assert 0.5 < inside.mean() < 0.8 and np.isclose(made.weights.sum(), 1.0)
+
+
+def test_a_place_is_blocks_in_a_row() -> None:
+    made = invent_regions(("01",), 30, 50, 0, 0)
+    change = np.flatnonzero(np.diff(made.place)) + 1
+    runs = made.place[np.append(0, change)]
+    assert len(runs[runs != NO_PLACE]) == 50
+
+
+def test_very_many_tracts_of_one_state() -> None:
+    made = invent_regions(("48",), 20_000, 5, 0, 0)
+    assert (np.diff(made.block) > 0).all() and (made.block // 10**13 == 48).all()
+    assert len(np.unique(made.block // 10**10)) <= 499
+
+
+def test_every_group_has_a_code_and_every_code_a_group() -> None:
+    for shape in (SMALL_SHAPE, PRODUCTION_SHAPE):
+        made = invent_groups(shape, 3)
+        assert len(made.race) == shape.race_codes and np.isclose(made.race_weights.sum(), 1.0)
+        assert len(made.ethnicity) == shape.ethnic_codes + 1
+        assert np.isclose(made.ethnicity_weights.sum(), 1.0)
+        codes = {code for code, _ in made.files[CODES]}
+        assert codes == {str(code) for code in [*made.race, *made.ethnicity]}
+        mapped = {code for _, code in made.files[MAP]}
+        assert mapped == codes
+        assert {code for code, *_ in made.files[RACE_ITERATIONS]} <= {i for i, _ in made.files[MAP]}
+        for rows in (made.files[RACE_ITERATIONS], made.files[CODES]):
+            assert len({row[0] for row in rows}) == len({row[1] for row in rows}) == len(rows)
+
+
+def test_alone_and_in_combination_have_the_same_codes() -> None:
+    made = invent_groups(PRODUCTION_SHAPE, 1)
+    codes = dict[str, set[str]]()
+    for iteration, code in made.files[MAP]:
+        codes.setdefault(iteration, set()).add(code)
+    of_name = dict[str, list[set[str]]]()
+    for code, name, level, *_ in made.files[RACE_ITERATIONS]:
+        if level != "0":
+            of_name.setdefault(name.partition(" alone")[0], []).append(codes[code])
+    assert all(len(pair) == 2 and pair[0] == pair[1] for pair in of_name.values())
+
+
+GROUPS = invent_groups(SMALL_SHAPE, 0)
+REGIONS = invent_regions(("01", "02"), 8, 4, 2, 0)
+
+
+def columns(lines: bytes) -> list[list[str]]:
+    rows = [line.split("|") for line in lines.decode().splitlines()]
+    assert lines.endswith(b"\n") and len({len(row) for row in rows}) == 1
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def test_persons() -> None:
+    person_columns = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
+    assert len(person_columns) == 17 and len(person_columns[0]) == 20_000
+    ages = np.array(person_columns[0], int)
+    assert ages.min() == 0 and 100 < ages.max() <= 115 and set(map(len, person_columns[0])) == {3}
+    assert set(person_columns[1]) == {"1", "2"} and set(person_columns[2]) == {"True", "False"}
+    assert 0.35 < np.mean([flag == "True" for flag in person_columns[2]]) < 0.45
+    assert all("01" <= group <= "63" for group in set(person_columns[7]))
+    codes = np.array(person_columns[8:16])
+    assert set(np.unique(codes)) == {*map(str, GROUPS.race.tolist()), "Null"}
+    null = codes == "Null"
+    assert not null[0].any() and (np.diff(null.astype(int), axis=0) >= 0).all()
+    assert 0.09 < 1 - null[1].mean() < 0.15
+    counts = np.sort(np.unique(codes[0], return_counts=True)[1])[::-1]
+    assert counts[0] > 5 * counts[-1]  # sizes of groups are heavy-tailed
+    for person in codes[:, ~null[1]].T[:500]:
+        given = [code for code in person if code != "Null"]
+        assert len(set(given)) == len(given)
+    assert 0.78 < np.mean([code == str(GROUPS.ethnicity[-1]) for code in person_columns[16]]) < 0.86
+
+
+def test_households() -> None:
+    household_columns = columns(b"".join(households(5_000, GROUPS, REGIONS, 1)))
+    assert len(household_columns) == 16
+    assert set(household_columns[14]) == set("12345") and set(household_columns[15]) == set("1234")
+    blocks = {"".join(parts) for parts in zip(*household_columns[:4], strict=True)}
+    assert blocks <= {f"{block:015d}" for block in REGIONS.block.tolist()}
+
+
+@pytest.mark.parametrize("make", [persons, households])
+def test_chunks_have_numbers_of_their_own(make: Callable[..., Iterator[bytes]]) -> None:
+    sizes = [part.count(b"\n") for part in make(CHUNK + 5, GROUPS, REGIONS, 5)]
+    assert sizes == [CHUNK, 5]
+    first, again = (next(make(n, GROUPS, REGIONS, 5)) for n in (200, 200))
+    assert first == again != next(make(200, GROUPS, REGIONS, 6))
 
 
 def test_the_same_seed_gives_the_same_files(made: Office, tmp_path: Path) -> None:
-    again = office(tmp_path / "a")
-    assert digests(again) == digests(made) and len(digests(made)) == 8
-    other = digests(office(tmp_path / "b", Size(persons=300, seed=1)))
-    changed = {name for name, digest in digests(made).items() if digest != other[name]}
-    assert changed >= {"person-records.txt", "household-records.txt", "GRF-C.txt"}
+    """Bytes that other golden files rest on."""
+    again = office(tmp_path / "again")
+    assert of_files(again.data) == of_files(made.data)
+    other = office(tmp_path / "other", Size(persons=300, seed=1))
+    texts = {name: of_files(folder) for name, folder in (
+        ("parameters", made.parameters), ("data", made.data),
+        ("other parameters", other.parameters), ("other data", other.data),
+    )}  # fmt: skip
+    check(Path(__file__).with_name("generated.txt"), of_cases(texts))
 
 
 def test_regions_are_as_many_as_asked_for(made: Office) -> None:
@@ -78,39 +198,28 @@ def test_puerto_rico_alone_and_nothing_of_it(tmp_path: Path) -> None:
     assert nothing.faults() == [] and not nothing.load().parameters.run_pr
 
 
-@pytest.mark.parametrize(
-    ("size", "field"),
-    [
-        (Size(persons=0), "--persons"),
-        (Size(states=()), "--states"),
-        (Size(states=("01", "1")), "--states: has '1', .* choose from 01, 02, "),
-        (Size(states=("01", "01")), "--states"),
-        (Size(tracts=2), "--tracts"),
-        (Size(places=1), "--places"),
-        (Size(places=10_000), "--places"),
-        (Size(states=("72",), aiannh=1), "--aiannh"),
-        (Size(seed=-1), "--seed"),
-    ],
-)
-def test_sizes_that_are_not_possible(tmp_path: Path, size: Size, field: str) -> None:
-    with pytest.raises(UsageError, match=field):
-        generate(tmp_path / "p", tmp_path / "d", size)
+def test_what_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    sizes = {
+        "nobody": Size(persons=0), "no state": Size(states=()), "no code": Size(states=("01", "1")),
+        "a state twice": Size(states=("01", "01")), "few tracts": Size(tracts=2),
+        "few places": Size(places=1), "many places": Size(places=10_000),
+        "areas of Puerto Rico": Size(states=("72",), aiannh=1), "a seed": Size(seed=-1),
+    }  # fmt: skip
+    calls: dict[str, Callable[[], object]] = {
+        **{n: partial(generate, tmp_path / "p", tmp_path / "d", s) for n, s in sizes.items()},
+        "a file that is there": lambda: generate(tmp_path / "mine", tmp_path / "d", Size(300)),
+        "below a file": lambda: generate(tmp_path / "file" / "p", tmp_path / "d", Size(1)),
+    }
+    check(Path(__file__).with_name("refusals_generate.txt"), of_refusals(calls))
     assert not (tmp_path / "p").exists()
 
 
-def test_files_that_are_there_are_kept(made: Office, tmp_path: Path) -> None:
+def test_files_that_are_there_are_replaced_if_told(made: Office, tmp_path: Path) -> None:
     own = Office(tmp_path / "parameters", tmp_path / "data")
     own.parameters.mkdir()
     (own.parameters / "config.json").write_text("mine")
-    with pytest.raises(UsageError, match=r"config.json: exists"):
-        generate(*own, Size(persons=300))
-    assert [path.name for path in own.parameters.iterdir()] == ["config.json"]
-    assert not own.data.exists()
     generate(*own, Size(persons=300), overwrite=True)
-    assert digests(own) == digests(made)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
-        generate(tmp_path / "file" / "p", tmp_path / "d", Size(persons=1))
+    assert of_files(own.parameters) == of_files(made.parameters)

@@ -1,12 +1,17 @@
-"""Public files: iterations, codes and their map; blocks and their regions; totals of persons."""
+"""Public text files: iterations, codes, blocks and totals; faults name places, never values."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from dpstream.accounting import limits
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
+from dpstream.pipelines.tabulation import text
 from dpstream.pipelines.tabulation.public_files import (
     CODES,
     ETHNICITY_ITERATIONS,
@@ -19,8 +24,129 @@ from dpstream.pipelines.tabulation.public_files import (
     read_totals,
     texts,
 )
-from dpstream.pipelines.tabulation.text import Fault, Faults
+from dpstream.pipelines.tabulation.text import MAX_LISTED, Fault, Faults, numbers_of, refuse
+from tests.golden.pinned import check, of_cases, of_refusals
 from tests.pipelines.tabulation.office import Office
+
+
+def test_faults_say_where_what_and_how() -> None:
+    faults, many = Faults("GRF-C.txt"), MAX_LISTED + 7
+    faults.rows(
+        np.array([False, True]), np.array([2, 3]), "TABBLK", "is not 4 digits", "correct it"
+    )
+    faults.rows(np.ones(many, np.bool_), np.arange(many), "A", "is wrong", "correct it")
+    assert len(faults.faults) == MAX_LISTED + 2
+    one = Fault("config.json", None, "run_us", "is required", "add it")
+    lines = _lines([faults.faults[0], faults.faults[-1], one])
+    refusals = of_refusals({
+        "none": lambda: refuse([]), "one": lambda: refuse([one]),
+        "two": lambda: refuse([one, faults.faults[0]]),
+    })  # fmt: skip
+    check(Path(__file__).with_name("faults_text.txt"), lines + refusals)
+
+
+def _lines(faults: list[Fault]) -> str:
+    return "".join(f"{fault}\n" for fault in faults)
+
+
+def test_digits_and_what_is_none() -> None:
+    texts = ["0042", "9999", "42", "00042", "4 42", "-042", "12.5", "", "٤٢", "12a4"]
+    numbers, good = numbers_of(pa.array(texts), 4)
+    assert good.tolist() == [True, True] + [False] * 8
+    assert numbers[:2].tolist() == [42, 9999] and numbers.dtype == np.int64
+    column = pa.array(["01", "02", "03", "04"]).slice(1, 2)
+    assert numbers_of(column, 2)[0].tolist() == [2, 3]
+    assert [len(part) for part in numbers_of(pa.array([], pa.string()), 2)] == [0, 0]
+    numbers, good = numbers_of(pa.array(["9" * 18]), 18)
+    assert numbers.tolist() == [10**18 - 1] and good.all()
+
+
+def read(path: Path, data: bytes, columns: str = "A|B", more: bool = False) -> tuple[
+    dict[str, list[str]] | None, list[int], list[tuple[int | None, str, str]]
+]:  # fmt: skip
+    path = path / "file.txt"
+    path.write_bytes(data)
+    faults = Faults(path.name)
+    rows = text.read_rows(path, columns.split("|"), faults, more)
+    fault_rows = [(fault.row, fault.column, fault.rule) for fault in faults.faults]
+    if rows is None:
+        return None, [], fault_rows
+    return rows.table.to_pydict(), rows.numbers.tolist(), fault_rows
+
+
+def test_faults_of_lines_and_headers(tmp_path: Path) -> None:
+    long = b"x" * (MAX_LINE_BYTES + 1)
+    cases: dict[str, tuple[bytes, bool]] = {
+        "every fault of a line": (
+            b'\xef\xbb\xbfA|B\r\n1|"x\r\n\n2|\xef\xbb\xbfy\r\n3\n4|\xff\n5|a\rb\n6|zzz', False
+        ),
+        **{
+            f"a value {value!r}": (b"A|B\n1|x\n2|" + value + b" \n3|y\n", False)
+            for value in (b"\xff", b"\xc3", b"a\rb", b"\r")
+        },
+        "a line that is too long": (b"A|B\n1|" + long + b"\n2|y\n", False),
+        **{
+            f"the header {header!r}": (header + b"1|2\n", False)
+            for header in (b"A\n", b"A|B|B\n", b"B|A\n", b"A|B|secret\n", b"\xff|B\n", b"\n")
+        },
+        "further columns": (b"X|A|Y|B|X\n1|2|3|4|5\n", True),
+        "further columns, turned": (b"X|B|A\n1|2|3\n", True),
+        "a header alone": (b"A|B", False), "values as they are": (b"A|B\n007|\n|NULL\n", False),
+    }  # fmt: skip
+    texts = {}
+    for name, (data, more) in cases.items():
+        rows, numbers, faults = read(tmp_path, data, more=more)
+        texts[name] = f"{rows} {numbers}\n" + "".join(f"{fault}\n" for fault in faults)
+    for name, path in {"no file": tmp_path / "no.txt", "a folder": tmp_path}.items():
+        own = Faults("x")
+        assert text.read_rows(path, ["A"], own) is None
+        texts[name] = _lines(own.faults)
+    check(Path(__file__).with_name("faults_lines.txt"), of_cases(texts))
+
+
+def test_nul_bytes_change_no_other_line(tmp_path: Path) -> None:
+    """Many lines of long fields: what stops other readers at a NUL byte."""
+    lines = [b"%d|%s" % (i, b"x" * 40) for i in range(20_000)]
+    spoilt = {i: b"y" * (i % 37) + b"\0|" + b"\0" * (i % 11) for i in range(9_000, 20_000, 97)}
+    data = b"\n".join([b"A|B", *(spoilt.get(i, line) for i, line in enumerate(lines))])
+    rows, numbers, faults = read(tmp_path, data)
+    good = [i for i in range(20_000) if i not in spoilt]
+    assert rows is not None and rows["A"] == list(map(str, good))
+    assert set(rows["B"]) == {"x" * 40} and numbers == [i + 2 for i in good]
+    assert {rule for _, _, rule in faults} == {"has a NUL byte"}
+
+
+def test_a_file_without_further_line_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory that it takes is that of some blocks, and its end is not looked for."""
+    monkeypatch.setattr(limits, "MAX_UNBROKEN_BYTES", 4 << 20)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 1 << 16)
+    path, faults = tmp_path / "f.txt", Faults("f")
+    path.write_bytes(b"A|B\n1|x\n")
+    with open(path, "ab") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    rows = [block.table.to_pydict() for block in text.read_blocks(path, ("A", "B"), faults)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == [{"A": ["1"], "B": ["x"]}] and peak < 8 << 20
+    [fault] = faults.faults
+    assert "no line break" in fault.rule
+    monkeypatch.setattr(limits, "MAX_UNBROKEN_BYTES", 1 << 30)
+    faults = Faults("f")
+    list(text.read_blocks(path, ("A", "B"), faults))
+    assert [fault.rule.split()[1] for fault in faults.faults] == ["longer"]
+
+
+def test_blocks_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{n}|{'x' * (n % 7)}" for n in range(500)]
+    data = ("A|B\n" + "\n".join(lines)).encode()
+    single_block = read(tmp_path, data)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 13)
+    parts = read(tmp_path, data)
+    assert single_block == parts and single_block[1] == list(range(2, 502))
+
 
 Change = Callable[[list[str]], Any]
 
@@ -70,32 +196,28 @@ def twice(lines: list[str]) -> None:
     lines.append(lines[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "row", "column", "rule"),
-    [
-        (RACE_ITERATIONS, field(5, 0, "12"), 6, "ITERATION_CODE", "is not four digits"),
-        (RACE_ITERATIONS, twice, 28, "ITERATION_CODE", "is there before"),
-        (RACE_ITERATIONS, field(5, 2, "3"), 6, "LEVEL", "is not 0, 1 or 2"),
-        (RACE_ITERATIONS, field(5, 3, "true"), 6, "ALONE", "is not True or False"),
-        (RACE_ITERATIONS, field(5, 4, "yes"), 6, "DETAILED_ONLY", "is not True, False or Null"),
-        (RACE_ITERATIONS, field(5, 5, "Null"), 6, "COARSE_ONLY", "is Null where LEVEL is not 0"),
-        (RACE_ITERATIONS, field(1, 5, "False"), 2, "COARSE_ONLY", "is Null where LEVEL is not 0"),
-        (ETHNICITY_ITERATIONS, field(2, 0, "0003"), 3, "ITERATION_CODE", "is an iteration of race"),
-        (CODES, field(2, 0, "0999"), 3, "RACE_ETH_CODE", "is not four digits, the first not 0"),
-        (CODES, twice, 29, "RACE_ETH_CODE", "is there before"),
-        (MAP, lambda lines: [*lines, "9999|1000"], 107, "ITERATION_CODE", "is no iteration of"),
-        (MAP, lambda lines: [*lines, "0003|9998"], 107, "RACE_ETH_CODE", "is not in the list"),
-        (MAP, twice, 107, "", "is there before"),
-    ],
-)
-def test_faults_of_race_and_ethnicity(
-    spoilt: Office, name: str, change: Change, row: int, column: str, rule: str
-) -> None:
-    spoilt.spoil(name, change)
-    file_faults = [fault for fault in spoilt.faults() if fault.file == name]
-    assert any(f.row == row and f.column == column and rule in f.rule for f in file_faults), (
-        file_faults
-    )
+#: Spoilt files: where, and how.
+SPOILT: list[tuple[str, str, Change]] = [
+    *((RACE_ITERATIONS, f"{row} {place} {value!r}", field(row, place, value))
+      for row, place, value in ((5, 0, "12"), (5, 2, "3"), (5, 3, "true"), (5, 4, "yes"),
+                                (5, 5, "Null"), (1, 5, "False"))),
+    (RACE_ITERATIONS, "twice", twice), (CODES, "twice", twice), (MAP, "twice", twice),
+    (RACE_ITERATIONS, "of no regions", lambda lines: [*lines[:-1], "|".join(
+        [*lines[-1].split("|")[:4], "True", "True"])]),
+    (ETHNICITY_ITERATIONS, "0003", field(2, 0, "0003")), (CODES, "0999", field(2, 0, "0999")),
+    (MAP, "no iteration", lambda lines: [*lines, "9999|1000"]),
+    (MAP, "no code", lambda lines: [*lines, "0003|9998"]),
+]  # fmt: skip
+
+
+def test_faults_of_race_and_ethnicity(spoilt: Office) -> None:
+    texts = {}
+    for name, how, change in SPOILT:
+        before = spoilt.path(name).read_bytes()
+        spoilt.spoil(name, change)
+        texts[f"{name} {how}"] = _lines(spoilt.faults())
+        spoilt.path(name).write_bytes(before)
+    check(Path(__file__).with_name("faults_iterations.txt"), of_cases(texts))
 
 
 def test_a_code_may_belong_to_no_iteration(spoilt: Office) -> None:
@@ -103,15 +225,6 @@ def test_a_code_may_belong_to_no_iteration(spoilt: Office) -> None:
     assert spoilt.faults() == []
     files = spoilt.load().files
     assert files.codes.to_pylist().index("9998") not in files.members[:, 1]
-
-
-def test_an_iteration_of_neither_large_nor_small_regions(spoilt: Office) -> None:
-    def change(lines: list[str]) -> None:
-        fields = lines[-1].split("|")
-        lines[-1] = "|".join([*fields[:4], "True", "True"])
-
-    spoilt.spoil(RACE_ITERATIONS, change)
-    assert any("DETAILED_ONLY too" in fault.rule for fault in spoilt.faults())
 
 
 def members(office: Office, level: str, alone: str) -> list[tuple[str, str]]:
@@ -192,35 +305,21 @@ def test_blocks_of_the_run_are_sorted(spoilt: Office) -> None:
     assert blocks[2]["place"] == "7210001" and blocks[2]["aiannh"] is None
 
 
-def test_a_block_that_is_there_twice(spoilt: Office) -> None:
-    blocks, faults = blocks_of(spoilt, [*_BLOCKS, _BLOCKS[0].replace("00007", "99999")])
-    assert blocks is None
-    [(row, column, rule)] = faults
-    assert (row, column) == (6, "TABBLKST .. TABBLK") and "would count twice" in rule
-    assert blocks_of(spoilt, [*_BLOCKS, _BLOCKS[3]])[1] == []  # of a state that does not run
-
-
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        ("1|001|000001|0009|99999|9999", "TABBLKST"),
-        ("01|1|000001|0009|99999|9999", "TABBLKCOU"),
-        ("01|001|00000x|0009|99999|9999", "TABTRACTCE"),
-        ("01|001|000001||99999|9999", "TABBLK"),
-        ("01|001|000001|0009|999999|9999", "PLACEFP"),
-        ("01|001|000001|0009|99999|-999", "AIANNHCE"),
-    ],
-)
-def test_fields_of_another_form(spoilt: Office, row: str, column: str) -> None:
-    _, [(number, where, rule)] = blocks_of(spoilt, [*_BLOCKS, row])
-    assert (number, where) == (6, column) and rule.endswith("digits")
-
-
-def test_states_without_blocks(spoilt: Office) -> None:
-    assert blocks_of(spoilt, _BLOCKS, ("01", "05"))[1] == [
-        (None, "TABBLKST", "has no block of a state of the run")
-    ]
-    assert blocks_of(spoilt, [])[1] == [(None, "", "has no rows")]
+def test_faults_of_blocks(spoilt: Office) -> None:
+    rows = {
+        "a block twice": [*_BLOCKS, _BLOCKS[0].replace("00007", "99999")],
+        "a block twice of a state that does not run": [*_BLOCKS, _BLOCKS[3]],
+        **{row: [*_BLOCKS, row] for row in (
+            "1|001|000001|0009|99999|9999", "01|1|000001|0009|99999|9999",
+            "01|001|00000x|0009|99999|9999", "01|001|000001||99999|9999",
+            "01|001|000001|0009|999999|9999", "01|001|000001|0009|99999|-999",
+        )},
+        "no rows": [],
+    }  # fmt: skip
+    faults: dict[str, object] = {name: blocks_of(spoilt, lines)[1] for name, lines in rows.items()}
+    faults["a state without blocks"] = blocks_of(spoilt, _BLOCKS, ("01", "05"))[1]
+    text = of_cases({name: f"{listed}\n" for name, listed in faults.items()})
+    check(Path(__file__).with_name("faults_blocks.txt"), text)
 
 
 def test_texts_and_places_in_sorted_numbers() -> None:
@@ -289,28 +388,22 @@ def test_groups_of_no_level_are_skipped(spoilt: Office, made: Office, rows: list
     assert [row["COUNT"] for row in counted] == [120, -3, 5]
 
 
-@pytest.mark.parametrize(
-    ("change", "column", "rule"),
-    [
-        (("USA", "WORLD"), "REGION_TYPE", "is no region type"),
-        (("1|USA", "2|USA"), "REGION_ID", "is not the id of a region of its type"),
-        (("1|USA", "02|COUNTY"), "REGION_ID", "is not the id of a region of its type"),
-        (("1|USA", "720011|PR-COUNTY"), "REGION_ID", "is not the id of a region of its type"),
-        (("1|USA", "00x1|AIANNH"), "REGION_ID", "is not the id of a region of its type"),
-        (("|120", "|12.5"), "COUNT", "is not a whole number"),
-        (("|120", "|1" + "0" * 15), "COUNT", "is not a whole number"),
-        (("|120", "|"), "COUNT", "is not a whole number"),
-        (("|120", "|0x1F"), "COUNT", "is not a whole number"),
-        (("|120", "|-9223372036854775808"), "COUNT", "is not a whole number"),
-        (("|120", "|+5"), "COUNT", "is not a whole number"),
-    ],
-)
-def test_faults_of_totals(
-    spoilt: Office, rows: list[str], change: tuple[str, str], column: str, rule: str
-) -> None:
-    table, faults = totals_of(spoilt, [rows[0].replace(*change), *rows[1:]])
-    assert table is None
-    assert [(f.file, f.row, f.column, f.rule) for f in faults] == [(TOTALS, 2, column, rule)]
+def test_faults_of_totals(spoilt: Office, rows: list[str]) -> None:
+    changes = [
+        ("USA", "WORLD"), ("1|USA", "2|USA"), ("1|USA", "02|COUNTY"), ("1|USA", "720011|PR-COUNTY"),
+        ("1|USA", "00x1|AIANNH"), ("|120", "|12.5"), ("|120", "|1" + "0" * 15), ("|120", "|"),
+        ("|120", "|0x1F"), ("|120", "|-9223372036854775808"), ("|120", "|+5"),
+        (rows[0].split("|")[2], "9999"),
+    ]  # fmt: skip
+    texts = {}
+    for change in changes:
+        table, faults = totals_of(spoilt, [rows[0].replace(*change), *rows[1:]])
+        assert table is None
+        texts[change[1]] = _lines(faults)
+    (spoilt.data / TOTALS).unlink()
+    texts["no file"] = _lines(totals_of(spoilt)[1])
+    texts["a group twice"] = _lines(totals_of(spoilt, rows, [rows[1]], folder=True)[1])
+    check(Path(__file__).with_name("faults_totals.txt"), of_cases(texts))
 
 
 def test_regions_without_a_block(spoilt: Office, rows: list[str]) -> None:
@@ -328,23 +421,9 @@ def test_regions_without_a_block(spoilt: Office, rows: list[str]) -> None:
     ]
 
 
-def test_unknown_iterations(spoilt: Office, rows: list[str]) -> None:
-    _, [fault] = totals_of(spoilt, ["1|USA|9999|1", *rows[1:]])
-    assert fault.column == "ITERATION_CODE" and fault.row == 2
-
-
-def test_a_group_twice_in_two_files(spoilt: Office, rows: list[str]) -> None:
-    _, faults = totals_of(spoilt, rows, [rows[1]], folder=True)
-    assert [(f.file, f.row, f.rule) for f in faults] == [
-        ("part-1.csv", 2, "is a group that is there before")
-    ]
-
-
 def test_no_group_of_the_run_and_no_file(spoilt: Office, rows: list[str]) -> None:
     """It would be charged, and every table be a header."""
     spoilt.configure(run_pr=False)
     for lines in ([], [""], rows[2:]):
         table, [fault] = totals_of(spoilt, lines)
         assert table is None and fault.rule.startswith("has no group of a region with a block")
-    (spoilt.data / TOTALS).unlink()
-    assert [fault.rule for fault in totals_of(spoilt)[1]] == ["is missing"]

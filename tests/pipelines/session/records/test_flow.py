@@ -14,7 +14,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.aggregates import Cells
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
-from dpstream.dp_transforms.session.batches import empty, gathered
+from dpstream.dp_transforms.session.totals import empty, gathered
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.records import flow
 from dpstream.pipelines.session.records.flow import (
