@@ -22,6 +22,7 @@ from dpstream.pipelines.cli.parts import (
     print_account,
     print_charge,
     print_json,
+    print_plan,
     print_warnings,
 )
 from dpstream.pipelines.cli.plan import POPULATION
@@ -33,10 +34,10 @@ from dpstream.pipelines.cli.workload import (
     check_geometric,
     located,
 )
+from dpstream.pipelines.render.layout import page
 
 if TYPE_CHECKING:
     from dpstream.accounting.workloads.workload import Workload
-    from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.workload.execute import Choice, Done, Order, Request
     from dpstream.pipelines.workload.registered import Answered
@@ -184,7 +185,8 @@ def answer(
         covered, lines = _covered(order, units, records)
         if dry_run:
             accepted = request.acceptance(choice, how, place)
-            _dry(accepted, as_json, lines, {} if order is None else {"coverage": covered})
+            figures = {} if order is None else {"coverage": covered}
+            print_plan(as_json, accepted, "Can answer", figures, page(lines))
         elif order is not None:
             _through_store(order, lines, quiet, as_json)
         else:
@@ -286,22 +288,6 @@ def _covered(
     plan = job_of(order).plan
     covered = coverage(plan, allocate(plan), units, records, order.workload.cells)
     return covered, [*coverage_lines(plan, covered), *each("Warning", warnings_of(covered))]
-
-
-def _dry(
-    accepted: "Acceptance", as_json: bool, lines: Sequence[str] = (), more: Any = None
-) -> None:
-    """Print whether the answer would be accepted; end with the exit code."""
-    from dpstream.pipelines.render.account import acceptance_lines
-    from dpstream.pipelines.render.layout import page
-
-    if as_json:
-        warnings = list(accepted.warnings)
-        print_json({"acceptance": accepted.as_dict(), "warnings": warnings, **(more or {})})
-    else:
-        first = acceptance_lines(accepted.as_dict(), "Can answer", accepted.warnings)
-        click.echo(page([*first, *lines]), nl=False)
-    click.get_current_context().exit(accepted.exit_code)
 
 
 def _answer_once(

@@ -19,6 +19,7 @@ from dpstream.pipelines.cli.parts import (
     print_charge,
     print_figures,
     print_json,
+    print_plan,
     runner_of,
     section,
 )
@@ -157,7 +158,6 @@ def plan(
     refusal.
     """
     from dpstream.accounting.strength import check_delta
-    from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.census_plan import census_text
     from dpstream.pipelines.tabulation.inputs import figures
     from dpstream.pipelines.tabulation.inputs import plan as planned
@@ -179,18 +179,7 @@ def plan(
             Asking(fresh, as_of),
             None if out is None else out.absolute(),
         )
-        report["acceptance"] = accepted.as_dict()
-    if as_json:
-        more = () if accepted is None else accepted.warnings
-        print_json(report | {"warnings": [*report["warnings"], *more]})
-    else:
-        first = (
-            []
-            if accepted is None
-            else acceptance_lines(report["acceptance"], "Can make", accepted.warnings)
-        )
-        click.echo(page(first) + census_text(report), nl=False)
-    click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
+    print_plan(as_json, accepted, "Can make", report, census_text(report))
 
 
 @census.command(

@@ -15,6 +15,7 @@ from dpstream.pipelines.cli.parts import (
     print_account,
     print_charge,
     print_json,
+    print_plan,
     print_warnings,
 )
 
@@ -100,8 +101,6 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     from dpstream.accounting.tuning.answer import KEY_RECORDS
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.project.project import free_name
-    from dpstream.pipelines.render.account import acceptance_lines
-    from dpstream.pipelines.render.layout import page
     from dpstream.pipelines.render.tuning import choice_text, outcome_text
     from dpstream.pipelines.tuning.ask import Request, ask
     from dpstream.pipelines.tuning.choose import acceptance
@@ -121,14 +120,10 @@ def choose(job: Chosen, new: str | None, dry_run: bool, as_json: bool, **figures
     public = question.describe()
     if dry_run:
         accepted = acceptance(question)
-        decided = accepted.as_dict()
-        if as_json:
-            warnings = [*public["warnings"], *accepted.warnings]
-            print_json(public | {"acceptance": decided, "warnings": warnings})
-        else:
-            first = acceptance_lines(decided, "Can choose", accepted.warnings)
-            click.echo(page(first if question.private else []) + choice_text(public), nl=False)
-        click.get_current_context().exit(accepted.exit_code)
+        if not question.private and accepted.refusal is None and not as_json:
+            click.echo(choice_text(public), nl=False)
+            return
+        print_plan(as_json, accepted, "Can choose", public, choice_text(public))
     if question.private:
         print_account(question.job.ledger, project.path, job.environment)
     if not as_json:

@@ -8,10 +8,10 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
 
 import click
 from typing_extensions import override
@@ -19,6 +19,7 @@ from typing_extensions import override
 from dpstream.accounting.extras import require
 
 if TYPE_CHECKING:
+    from dpstream.pipelines.ask.acceptance import Acceptance
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.project.project import Project
     from dpstream.pipelines.runners.bounded import Runner
@@ -185,6 +186,33 @@ def print_figures(as_json: bool, figures: Any, text: str) -> None:
         print_json(figures)
     else:
         click.echo(text, nl=not text.endswith("\n"))
+
+
+def print_plan(
+    as_json: bool,
+    accepted: "Acceptance | None",
+    verb: str,
+    figures: Mapping[str, Any],
+    text: str,
+) -> NoReturn:
+    """Print a plan below whether its command would be accepted; end with the refusal's exit code.
+
+    Args:
+        accepted: ``None``: that is no question, as of another job.
+        verb: of the command, as "Can run".
+        figures, text: of the plan, for ``--json`` and for people.
+    """
+    from dpstream.pipelines.render.account import acceptance_lines
+    from dpstream.pipelines.render.layout import page
+
+    first, code = list[str](), 0
+    if accepted is not None:
+        decided, code = accepted.as_dict(), accepted.exit_code
+        warnings = [*figures.get("warnings", ()), *accepted.warnings]
+        figures = {**figures, "acceptance": decided, "warnings": warnings}
+        first = acceptance_lines(decided, verb, accepted.warnings)
+    print_figures(as_json, figures, page(first) + text)
+    click.get_current_context().exit(code)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -1,7 +1,5 @@
 """``dpstream plan``: what a job promises and costs."""
 
-from typing import Any
-
 import click
 
 from dpstream.pipelines.cli.parts import (
@@ -12,7 +10,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
-    print_json,
+    print_plan,
 )
 
 POPULATION = options(
@@ -85,7 +83,6 @@ def plan(
     from dpstream.pipelines.jobs.charging import unfinished_fresh
     from dpstream.pipelines.jobs.committed import committed, tuned_of
     from dpstream.pipelines.jobs.shards import shard_figures
-    from dpstream.pipelines.render.account import acceptance_lines
     from dpstream.pipelines.render.job_plan import (
         coverage_lines,
         details_text,
@@ -103,25 +100,18 @@ def plan(
     accepted = job_acceptance(loaded, fresh)
     begun = None if fresh else committed(loaded)
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
-    stated = units, keys
     covered = coverage(planned, budget, units, records, keys or KEYS)
-    if as_json:
-        figures = describe(planned, budget, tuned) | {"plan_hash": checked.hash}
-        figures["run_id"] = begun.run_id if begun else None
-        figures["warnings"] += [*warnings_of(covered), *accepted.warnings]
-        more: dict[str, Any] = {"state": state_figures} if state_figures else {}
-        more |= {"acceptance": accepted.as_dict(), "coverage": covered}
-        more |= {"outlook": outlook(planned, budget, *stated, checked)}
-        print_json(figures | more)
-    else:
-        first = acceptance_lines(accepted.as_dict(), warnings=accepted.warnings)
-        output = page([*first, *coverage_lines(planned, covered)])
-        output += summary_text(planned, budget, tuned, *stated, checked)
-        if details:
-            output += "\n" + details_text(planned, budget, tuned)
-        last = list[str]()
-        if begun:
-            last = labelled("Figures", f"of run {begun.run_id}, committed when it began")
-        last += each("Warning", warnings_of(covered)) + shards_lines(state_figures)
-        click.echo(output + page(last), nl=False)
-    click.get_current_context().exit(accepted.exit_code)
+    figures = describe(planned, budget, tuned)
+    figures["warnings"] += warnings_of(covered)
+    figures |= {"plan_hash": checked.hash, "run_id": begun.run_id if begun else None}
+    figures |= {"state": state_figures} if state_figures else {}
+    figures |= {"coverage": covered, "outlook": outlook(planned, budget, units, keys, checked)}
+    text = page(coverage_lines(planned, covered))
+    text += summary_text(planned, budget, tuned, units, keys, checked)
+    if details:
+        text += "\n" + details_text(planned, budget, tuned)
+    last = list[str]()
+    if begun:
+        last = labelled("Figures", f"of run {begun.run_id}, committed when it began")
+    last += each("Warning", warnings_of(covered)) + shards_lines(state_figures)
+    print_plan(as_json, accepted, "Can run", figures, text + page(last))

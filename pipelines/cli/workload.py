@@ -15,7 +15,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     options,
-    print_figures,
+    print_plan,
     section,
 )
 
@@ -209,11 +209,7 @@ def plan(
             if mechanism == "auto"
             else figures(solved_plan, guarantee)
         )
-    if accepted is not None:
-        result["acceptance"] = accepted.as_dict()
-        result["warnings"] = [*result["warnings"], *accepted.warnings]
-    print_figures(as_json, result, workload_text(result))
-    click.get_current_context().exit(0 if accepted is None else accepted.exit_code)
+    print_plan(as_json, accepted, "Can answer", result, workload_text(result))
 
 
 def _accepted(

@@ -6,7 +6,6 @@ The figures are those of `workload.planning.figures`, which ``--json`` prints.
 from typing import Any
 
 from dpstream.accounting.figures import exact, human, up
-from dpstream.pipelines.render.account import acceptance_lines
 from dpstream.pipelines.render.layout import each, labelled, page
 
 _ERRORS = {
@@ -25,7 +24,7 @@ def workload_text(plan: dict[str, Any], most: int = 12) -> str:
     """Return the plan; of many products the first ones.
 
     Args:
-        plan: `workload.planning.figures`, with ``most_answers``; with ``acceptance`` of a job.
+        plan: `workload.planning.figures`, with ``most_answers``.
         most: number of products that are listed.
     """
     queries, cells, floor = plan["queries"], plan["cells"], plan["floor"]
@@ -34,8 +33,7 @@ def workload_text(plan: dict[str, Any], most: int = 12) -> str:
     if plan["objective"] == "total":
         half = human(plan["rmse"] * plan["half_width"])
         within = [f"an answer of this error has a 95% interval of ±{half}"]
-    lines = acceptance_lines(plan["acceptance"], "Can answer") if "acceptance" in plan else []
-    lines += [
+    lines = [
         *labelled("Workload", f"{queries:,} queries of {cells:,} cells; {plan['workload'][:16]}"),
         *labelled("Guarantee", f"{_budget(plan['guarantee'])}; {records} record(s) of a unit"),
     ]
