@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test extended slow check docs figures shape faults locks paper bench prism flink kafka crane clean
+.PHONY: demo test extended nightly check docs figures shape faults locks paper bench prism flink kafka crane clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -20,8 +20,9 @@ test: $(READY)
 extended: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "extended and not slow"
 
-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+# Slow tests for a time, those first that ran longest ago: make nightly HOURS=1 (or MINUTES=20).
+nightly: $(READY)
+	$(BIN)/python -m tests.nightly --hours $(or $(HOURS),0) --minutes $(or $(MINUTES),0)
 
 check: $(READY)
 	$(BIN)/ruff check .

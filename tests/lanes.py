@@ -1,4 +1,4 @@
-"""The lanes of the tests: ``make test``, ``make extended`` and ``make slow``.
+"""The lanes of the tests: ``make test``, ``make extended`` and ``make nightly``.
 
 CI runs the first two.  Two lists take tests out of the first one; both hold lines ``NUMBER TEST``
 (so many cases stay) or ``0 TEST[CASE]``.
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-#: Tests and cases that only ``make slow`` runs, chosen by CPU seconds.
+#: Tests and cases that only ``make nightly`` runs, chosen by CPU seconds.
 SLOW = Path(__file__).with_name("slow.txt")
 #: Tests and cases that ``make extended`` runs: `tests.bench.lanes` chooses them.
 EXTENDED = Path(__file__).with_name("extended.txt")
