@@ -61,19 +61,15 @@ bench: $(READY)
 	$(BIN)/python -m tests.bench.oneshot --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.frames --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.regions --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.session --runs 1 --picture runs/session.png --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.tabulation --cold --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.session --runs 1 --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.workloads --large --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.table1 --users 1000000 --modes sticky rounds paper --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.state --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.load --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.stream --engines prism flink --records 6000000 20000000 --sinks parquet jsonl --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.stream --latency --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.stream --engines flink flink_threads --workers 1 2 --shards 1 4 16 --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.week --picture runs/week.png --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.unbounded --windows 20000
-	$(BIN)/python -m tests.bench.microbatch --picture runs/microbatch.png --out runs/bench.jsonl
-	$(BIN)/python -m tests.bench.growth --picture runs/growth.png --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.week --out runs/bench.jsonl
+	$(BIN)/python -m tests.bench.growth --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.peers --out runs/bench.jsonl
 	$(BIN)/python -m tests.bench.front --users 100000 --picture runs/front.png --out runs/bench.jsonl
 

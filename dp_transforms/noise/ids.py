@@ -277,6 +277,6 @@ def key_ids(plan: Plan, prf: Prf, batch: pa.RecordBatch) -> Ids:
 
     They are computed where rows are split and again where they are worked on.  Rows that carried
     them in between would save that MAC and hold 16 bytes more each for as long as they are
-    buffered: 0.9 GB for 59 million (``tests.bench.ids`` measures both sides).
+    buffered: 0.9 GB for 59 million.
     """
     return typed_ids(prf, [(f.type, batch.column(f.column)) for f in plan.key])

@@ -1,6 +1,6 @@
 """How cost grows: users, keys, T, C, shards and files doubled alone, through the real pipeline.
 
-    python -m tests.bench.growth --picture growth.png
+    python -m tests.bench.growth
 
 Each run is a child process (``paper.one_run``) on generated data from an empty store; then
 another one begins on the finished store, which has nothing to do but to see that it has not.
@@ -206,46 +206,6 @@ def far_out(
     return measures
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Small multiples, logarithmic both ways: a column a dimension, a row a measure."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    growth = result["growth"]
-    figure, panels = pyplot.subplots(
-        len(MEASURES), len(growth), figsize=(2.5 * len(growth), 6.6), sharey="row", squeeze=False
-    )
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for row, (measure, label) in enumerate(MEASURES.items()):
-        for column, (name, data) in enumerate(growth.items()):
-            axis, times = panels[row, column], np.array(data["at"]) / data["at"][0]
-            values = np.array(data[measure])
-            axis.plot(times, values[0] * times, color="0.75", lw=1, ls="--")
-            axis.plot(times, values, color="#1f5fa8", lw=1.6, marker="o", ms=4)
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log", base=2)
-            fitted = data["exponents"][measure]["fit"]
-            axis.text(0.05, 0.93, f"exponent {fitted:.2f}", transform=axis.transAxes, va="top")
-            axis.set_xticks(times, [f"×{t:.2g}" for t in times])
-            axis.yaxis.set_major_formatter(plain)
-            axis.yaxis.set_minor_formatter(NullFormatter())
-            axis.spines[["top", "right"]].set_visible(False)
-            if row == 0:
-                title = {"triggers": "T", "contributions": "C"}.get(name, name)
-                axis.set_title(f"{title}, from {data['at'][0]:,}", fontsize=10)
-            if column == 0:
-                axis.set_ylabel(label)
-    figure.suptitle(
-        "Cost beyond start-up when one size is doubled alone (dashed: linear)", fontsize=11
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -256,13 +216,10 @@ def main() -> None:
     parser.add_argument("--doublings", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--mode", default="sticky")
-    parser.add_argument("--picture", type=Path, help="PNG or SVG of the curves")
     parser.add_argument("--out", type=Path, help="append the JSON result to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         result = json.loads(json.dumps(bench(args, Path(scratch))))
-    if args.picture is not None:
-        draw(result, args.picture)
     emit(result, args.out)
     sys.exit(bool(result["worse_than_linear"]))
 

@@ -1,7 +1,7 @@
 """A session of queries, three ways: direct, PINQ-like with one global budget, budgets per record.
 
     python -m tests.bench.session [--rows N] [--queries N] [--runs R] [--individual] [--held]
-                                  [--picture FILE] [--out FILE]
+                                  [--out FILE]
 
 The session has the shape of one on a month of rides (the seed's section 6): histograms of six
 columns, then a 16 x 16 grid of squares in the dense part of the map: a count each, averages of two
@@ -339,20 +339,15 @@ def main() -> int:
     parser.add_argument("--individual", action="store_true", help="budgets of each ride its own")
     parser.add_argument("--held", action="store_true", help="records copied into memory")
     parser.add_argument("--folder", type=Path, help="keep the table here")
-    parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     try:
-        result, took = run(folder, given)
+        result, _ = run(folder, given)
     finally:
         if given.folder is None:
             shutil.rmtree(folder)
     emit(result | machine(), given.out)
-    if given.picture:
-        from tests.bench.session_picture import draw
-
-        draw(took["seconds"], took["regions"], took["balanced"], given.picture)
     wrong = within(result, given.individual, given.rows >= 14_000_000)
     print("\n".join(wrong), file=sys.stderr)
     return bool(wrong)

@@ -1,6 +1,6 @@
 """Memory over a week of event time: a recording replayed on Prism, watched from outside.
 
-    python -m tests.bench.week --picture week.png                    # a week, 100,000 rows a day
+    python -m tests.bench.week                    # a week, 100,000 rows a day
     python -m tests.bench.week --days 1 --rows 1000000               # a day in finer view
 
 Windows and privacy periods of a day, a trigger every 15 minutes, releases as Parquet files; as
@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,19 +148,6 @@ def growth(points: list[Point], days: int) -> dict[str, float]:
     return out
 
 
-def picture(points: list[Point], path: Path) -> None:
-    """Memory over event time."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    hours = [p.hours / 24 for p in points]
-    for name, label in (("python", "job"), ("prism", "Prism"), ("store", "store's file")):
-        axes.plot(hours, [getattr(p, name) for p in points], label=label)
-    axes.set(xlabel="event time released, days", ylabel="MiB", ylim=(0, None))
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -171,7 +157,6 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=2_000)
     parser.add_argument("--speed", type=float, help="seconds of stream a second")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -187,8 +172,6 @@ def main() -> None:
         "points": [[round(x, 2) for x in p] for p in points[:: max(1, len(points) // 60)]],
     }  # fmt: skip
     emit(result, options.out)
-    if options.picture:
-        picture(points, options.picture)
     if max(rises["python"], rises["prism"]) > ALLOWED_MIB:
         raise SystemExit(1)
 

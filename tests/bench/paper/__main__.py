@@ -46,9 +46,7 @@ COMMON = options(
     click.option("--delta", default=1e-9, show_default=True),
     click.option("--shards", type=_SIZE, default=4, show_default=True, help="Key shards of a run."),
     click.option("--folder", type=_FILE, help="Keep data and runs here.  [default: kept nowhere]"),
-    click.option(
-        "--out", type=_FILE, help="FILE.json, replaced if it exists; pictures go beside it."
-    ),
+    click.option("--out", type=_FILE, help="FILE.json, replaced if it exists."),
     AS_JSON,
 )
 
@@ -103,7 +101,7 @@ def table1(**arguments: Any) -> None:
     """Table 1: keys and errors of modes and baselines on the synthetic day."""
     from tests.bench.paper import studies
 
-    _run("table1", studies.table1, **arguments)
+    _run("table1", studies.synthetic_day, **arguments)
 
 
 @paper.command(
@@ -132,7 +130,7 @@ def figure10(**arguments: Any) -> None:
     """Figure 10: keys and errors against C."""
     from tests.bench.paper import studies
 
-    _run("figure10", studies.figure10, baselines=("none",), **arguments)
+    _run("figure10", studies.synthetic_day, baselines=("none",), **arguments)
 
 
 @paper.command(
@@ -172,14 +170,14 @@ def table2(**arguments: Any) -> None:
 @click.option("--seed", default=0, show_default=True, help="Of queries and tables.")
 @click.option("--epsilon", default=0.5, show_default=True)
 @click.option("--delta", default=1e-4, show_default=True)
-@click.option("--out", type=_FILE, help="FILE.json, replaced if it exists; pictures beside it.")
+@click.option("--out", type=_FILE, help="FILE.json, replaced if it exists.")
 @AS_JSON
 def workloads(
     only: tuple[str, ...], out: Path | None, as_json: bool, **arguments: Any
 ) -> None:  # fmt: skip
     """Linear workloads: Example 4, Table 2 and Figures 3 to 5 of the eigen-design paper."""
     _check_out(out)
-    from tests.bench.paper import charts, linear, linear_charts
+    from tests.bench.paper import linear
     from tests.bench.paper.runs import provenance, save
 
     study = linear.Study(**arguments).check()
@@ -190,12 +188,7 @@ def workloads(
     result = {"experiment": "workloads", **provenance(), **arguments, "command": command, **parts}
     if out is not None:
         save(result, out)
-        names = []
-        for name, rows in parts.items():
-            figure = linear_charts.CHARTS[name](rows)
-            names += charts.draw(figure, out.with_name(f"{out.stem}-{name}.json"))
-        result["pictures"] = names
-        _say(f"wrote {out} and {', '.join(names)}")
+        _say(f"wrote {out}")
     if as_json:
         print_json(result)
     else:
@@ -248,9 +241,8 @@ def _run(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Run a study; print a table or JSON; write JSON and pictures if asked to."""
+    """Run a study; print a table or JSON; write JSON if asked to."""
     _check_out(out)
-    from tests.bench.paper import charts
     from tests.bench.paper.runs import save
     from tests.bench.paper.studies import Study
 
@@ -262,13 +254,11 @@ def _run(
     with ExitStack() as stack:
         run_folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         out = out or (folder and folder / f"{name}.json")
-        result, figure = study(
-            Study(folder=run_folder, notes={"command": command}, **arguments), _say
-        )
+        notes = {"command": command}
+        result = study(name, Study(folder=run_folder, notes=notes, **arguments), _say)
     if out is not None:
         save(result, out)
-        result["pictures"] = charts.draw(figure, out)
-        _say(f"wrote {out} and {', '.join(result['pictures'])}")
+        _say(f"wrote {out}")
     if as_json:
         print_json(result)
     else:

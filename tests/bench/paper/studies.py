@@ -1,4 +1,4 @@
-"""The three experiments: data, settings, comparison, picture.
+"""The three experiments: data, settings, comparison.
 
 * Table 1: the synthetic day, C = 32, T = 100 and 1000.
 * Figure 10: the same data and T = 100 with C from 1 to 50.
@@ -9,15 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.figures import up
-from tests.bench.paper import charts, reddit, synth
+from tests.bench.paper import reddit, synth
 from tests.bench.paper.baselines import NAMES
 from tests.bench.paper.jobs import Frame, Setting
 from tests.bench.paper.modes import parse_mode
-from tests.bench.paper.paper import TABLE1, TABLE1_RECORDS, TABLE2, TABLE2_RECORDS
 from tests.bench.paper.runs import Contest, Row, Say, check, compare, provenance
 
 
@@ -115,40 +111,16 @@ def write_posts(
     return tally
 
 
-def table1(study: Study, say: Say) -> tuple[Row, Figure]:
-    """Table 1: modes and baselines at every T on the synthetic data."""
+def synthetic_day(name: str, study: Study, say: Say) -> Row:
+    """Table 1: modes and baselines at every T; Figure 10: every C of ``study.contributions``."""
     path, make = synthetic(study, say)
-    rows = _run(study, study.contest(path, "int"), make, say)
-    title = (
-        f"Table 1: {study.users:,} users, {rows[0]['records']:,} records, "
-        f"C = {study.contributions[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
-    )
-    return _result("table1", study, rows), charts.table_chart(rows, TABLE1, TABLE1_RECORDS, title)
+    return _result(name, study, _run(study, study.contest(path, "int"), make, say))
 
 
-def figure10(study: Study, say: Say) -> tuple[Row, Figure]:
-    """Figure 10: every C of ``study.contributions`` at one T."""
-    path, make = synthetic(study, say)
-    rows = _run(study, study.contest(path, "int"), make, say)
-    title = (
-        f"Figure 10: {study.users:,} users, {rows[0]['records']:,} records, "
-        f"T = {study.triggers[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
-    )
-    return _result("figure10", study, rows), charts.sweep_chart(rows, title)
-
-
-def table2(study: Study, say: Say) -> tuple[Row, Figure]:
+def table2(name: str, study: Study, say: Say) -> Row:
     """Table 2: modes and baselines at every T on Reddit posts."""
     path, make = corpus(study, say)
-    rows = _run(study, study.contest(path, "string"), make, say)
-    source = (
-        "Webis-TLDR-17" if study.webis else f"generated like Webis-TLDR-17, {study.users:,} users"
-    )
-    title = (
-        f"Table 2: {source}, {rows[0]['records']:,} posts, "
-        f"C = {study.contributions[0]}, epsilon = {up(study.epsilon)}, delta = {up(study.delta)}"
-    )
-    return _result("table2", study, rows), charts.table_chart(rows, TABLE2, TABLE2_RECORDS, title)
+    return _result(name, study, _run(study, study.contest(path, "string"), make, say))
 
 
 def _run(study: Study, contest: Contest, make: Callable[[], None], say: Say) -> list[Row]:

@@ -1,9 +1,11 @@
-"""The Reddit-shaped generator follows its laws; the loader streams the real corpus' format."""
+"""Data of the experiments: the synthetic day, Reddit posts, and the true histograms."""
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +15,138 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
+from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.demo import first_of_each
 from dpstream.pipelines.formats.lines import BLOCK_BYTES
 from tests.bench.paper import reddit
 from tests.bench.paper.__main__ import paper
 from tests.bench.paper.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit
-from tests.bench.paper.synth import DAY_MICROS
+from tests.bench.paper.synth import (
+    DAY_MICROS,
+    KEY_Q,
+    KEY_S,
+    RECORDS_PER_USER,
+    Synth,
+    Zipf,
+    batches,
+    draw,
+    generate,
+)
+from tests.bench.paper.truth import (
+    Columns,
+    Scoreboard,
+    Truth,
+    errors,
+    first_of_pair,
+    load,
+)
 from tests.pipelines.cli.called import printed
+
+
+def pmf(law: Zipf) -> np.ndarray:
+    weights = [(x - 1 + law.q) ** -law.s for x in range(1, law.most + 1)]
+    return np.array(weights) / sum(weights)
+
+
+@pytest.mark.parametrize("law", [Zipf(26, 6.738, 2000), Zipf(1000, 1.4, 5000), Zipf(1, 1.0, 1)])
+def test_the_law(law: Zipf) -> None:
+    cdf = law.cdf()
+    assert cdf[-1] == 1.0
+    assert np.all(np.diff(cdf) >= 0)
+    np.testing.assert_allclose(cdf, np.cumsum(pmf(law)), rtol=1e-12)
+    assert law.mean() == pytest.approx(np.dot(pmf(law), np.arange(1, law.most + 1)))
+
+
+def test_the_figures_of_the_data_set() -> None:
+    assert RECORDS_PER_USER.mean() == pytest.approx(5.905, abs=0.002)
+    assert 1 - RECORDS_PER_USER.cdf()[9] == pytest.approx(0.150, abs=0.001)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_draws_follow_the_law(seed: int) -> None:
+    law = Zipf(RECORDS_PER_USER.q, RECORDS_PER_USER.s, 100_000)
+    sample = draw(law.cdf(), 400_000, np.random.default_rng(seed)) + 1
+    edges = np.append(np.arange(1, 40), law.most + 1)
+    observed = np.histogram(sample, edges)[0]
+    expected = np.add.reduceat(pmf(law), edges[:-1] - 1) * len(sample)
+    assert stats.chisquare(observed, expected).pvalue > 1e-6
+    # The test has power: a law with one less in q is told apart.
+    other = np.add.reduceat(pmf(Zipf(25, law.s, law.most)), edges[:-1] - 1) * len(sample)
+    assert stats.chisquare(observed, other).pvalue < 1e-6
+
+
+def test_a_data_set(tmp_path: Path) -> None:
+    params = Synth(users=50_000, keys=20_000, seed=3, row_group_rows=70_000)
+    path = tmp_path / "x.parquet"
+    rows = generate(params, path)
+    table = pq.read_table(path)
+    assert table.num_rows == rows
+    assert table.schema.equals(params.schema)
+    mean, sd = RECORDS_PER_USER.mean(), 7.0
+    assert abs(rows / 50_000 - mean) < 6 * sd / 50_000**0.5
+    groups = pq.ParquetFile(path).metadata
+    assert groups.row_group(0).num_rows == 70_000
+    times = table.column("time").cast(pa.int64()).to_numpy() - params.start
+    assert times.min() >= 0 and times.max() < DAY_MICROS
+    assert np.all(np.diff(times) >= 0)
+    assert stats.kstest(times / DAY_MICROS, "uniform").pvalue > 1e-6
+    users = table.column("user").to_numpy()
+    assert len(np.unique(users)) == 50_000 and users.min() == 1 and users.max() == 50_000
+    keys = pc.utf8_slice_codeunits(table.column("key"), 1).cast(pa.int64()).to_numpy()
+    expected = pmf(Zipf(KEY_Q, KEY_S, 20_000))
+    edges = np.arange(0, 20_000, 500)
+    observed = np.histogram(keys - 1, np.append(edges, 20_000))[0]
+    assert stats.chisquare(observed, np.add.reduceat(expected, edges) * rows).pvalue > 1e-6
+    # A user's key and time tell nothing about the user.
+    assert abs(np.corrcoef(users, times)[0, 1]) < 6 / rows**0.5
+    assert abs(np.corrcoef(users, keys)[0, 1]) < 6 / rows**0.5
+
+
+def test_seeds_and_row_groups() -> None:
+    def rows(**change: Any) -> list[dict[str, Any]]:
+        params = Synth(users=500, keys=100, seed=1, row_group_rows=300)._replace(**change)
+        return pa.Table.from_batches(batches(params)).to_pylist()
+
+    base = rows()
+    assert rows() == base
+    assert rows(row_group_rows=77) == base
+    assert rows(seed=2) != base
+    text = rows(user_type="string")
+    assert [r["user"] for r in text] == [f"u{r['user']:07d}" for r in base]
+    assert base[0]["key"][0] == "k"
+    start = 1_357_016_400_000_000
+    later = rows(start=start)
+    shift = later[0]["time"] - base[0]["time"]
+    assert all(b["time"] - a["time"] == shift for a, b in zip(base, later, strict=True))
+
+
+def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    params = Synth(users=10, keys=5)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        generate(params, path)
+    assert list(tmp_path.iterdir()) == []
+    generate(params, path)
+    first = path.read_bytes()
+    with pytest.raises(UsageError):
+        generate(params, path)
+    generate(params, path, overwrite=True)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "change", [{"users": 0}, {"users": 1 << 27}, {"keys": 0}, {"row_group_rows": 0}, {"seed": -1}]
+)
+def test_sizes_have_limits(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Synth(**change).check()
+
+
+@pytest.mark.slow
+def test_full_scale(tmp_path: Path) -> None:
+    rows = generate(Synth(users=10_000_000, seed=7), tmp_path / "full.parquet")
+    assert abs(rows - 59_050_000) <= 20_000
 
 
 def call(*args: str | Path) -> Result:
@@ -188,3 +316,47 @@ def test_table2_on_the_real_format(tmp_path: Path) -> None:
     report = printed(result.stdout)
     assert report["data"] == "webis-tldr-17" and len(report["runs"]) == 5
     assert report["runs"][0]["keys"] == 5 and report["runs"][0]["records"] == len(GOOD)
+
+
+HALF = DAY_MICROS // 2
+
+
+def columns() -> Columns:
+    return Columns(
+        pa.array(["a", "b"]), np.array([0, 1, 0], np.int32), np.array([0, 1, HALF]),
+        np.array([0, 0, 1], np.int32),
+    )  # fmt: skip
+
+
+def test_records_are_read_in_order_of_time(tmp_path: Path) -> None:
+    start = Synth().start
+    time = pa.array([start + 9, start + 3]).view(pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"user": [7, 5], "key": ["x", "y"], "time": time}), tmp_path / "x")
+    data = load(tmp_path / "x")
+    assert data.time.tolist() == [3, 9] and data.names.take(data.key).to_pylist() == ["y", "x"]
+    assert len(load(tmp_path / "x", users=False).user) == 0 and len(data) == 2
+
+
+def test_counts_by_trigger_and_errors() -> None:
+    truth = Truth(columns(), 2)
+    assert [truth.added(t).tolist() for t in (1, 2)] == [[1, 1], [1, 0]]
+    releases = pa.table({"key": ["a", "a", "b"], "trigger": [1, 2, 2], "count": [3.0, 2.0, 4.0]})
+    scores = errors(truth, releases)
+    assert scores == {"keys": 2, "l1": 3.0, "l2": 3.0, "linf": 3.0, "l1_average": 3.0, "updates": 3}
+
+
+def test_what_cannot_be_measured() -> None:
+    truth = Truth(columns(), 2)
+    with pytest.raises(ValueError, match="does not occur"):
+        truth.codes_of(pa.chunked_array([["z"]]))
+    with pytest.raises(ValueError, match="not every trigger"):
+        Scoreboard(truth).errors()
+
+
+def test_first_rows() -> None:
+    group = np.array([2, 1, 2, 2, 1])
+    assert first_of_each(group, 2).tolist() == [True, True, True, False, True]
+    user, key = np.array([0, 0, 1, 0], np.int32), np.array([5, 5, 5, 6], np.int32)
+    assert first_of_pair(user, key).tolist() == [True, False, True, True]
+    steps = np.array([1, 2, 2, 2], np.int32)
+    assert first_of_pair(user, key, steps).all()
