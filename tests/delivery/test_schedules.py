@@ -1,15 +1,27 @@
-"""F5: 200 generated schedules of delivery through the real stages that wait."""
+"""Schedules of deliveries: no release is lost or doubled, here and on Prism."""
 
+import time
 from collections import Counter
+from pathlib import Path
 
+import apache_beam as beam
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import RunError
-from tests.audit.neighbours import skipping_name
-from tests.delivery.audit import audit
+from dpstream.accounting.plan.timeline import Timeline
+from dpstream.dp_transforms.beam.clock import WallClock
+from dpstream.dp_transforms.flow import DPStream
+from dpstream.pipelines.runners.table import make_runner
+from tests.audit.neighbours import PARTITIONS, batch_of, skipping_name
+from tests.delivery.audit import audit, promised
 from tests.delivery.sabotaged import SABOTAGED
-from tests.delivery.schedules import Back, make
+from tests.delivery.schedules import Back, Deliver, Schedule, WatermarkEvent, make
+from tests.delivery.world import World, live
 from tests.lanes import few_first
+from tests.runners.feed import Collect, Feed, collected
+from tests.runners.prism import binary
+from tests.streams import STEP
 
 CI, TOGETHER, LONG = 200, 10, 5_000
 #: Schedules of jobs that skip what is published.
@@ -67,3 +79,64 @@ def test_the_schedules_reach_what_they_claim() -> None:
     for pair, _ in made:
         timeline = pair.plan.timeline
         assert timeline.instant_of(1) % 1000 != 0
+
+
+class Fast:
+    """A clock on the wall that begins when it is first looked at, and runs fast.
+
+    Every trigger time takes 20 ms: some are announced before the source gets there, some after.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.start, self.since = timeline.start / 1e6, 0.0
+
+    def __call__(self) -> float:
+        self.since = self.since or time.time()
+        return self.start + (time.time() - self.since) * STEP / 1e6 / 0.02
+
+
+def feed(schedule: Schedule) -> Feed:
+    """The deliveries of a schedule and its watermarks."""
+    of = {r.serial: r for r in schedule.records}
+    place = {}
+    for partition in range(PARTITIONS):
+        own = (r for r in schedule.records if r.serial % PARTITIONS == partition)
+        for offset, record in enumerate(sorted(own, key=lambda r: (r.stamp, r.serial))):
+            place[record.serial] = partition, offset
+    batches, watermarks, watermark = (
+        list[pa.RecordBatch](),
+        list[int](),
+        schedule.plan.timeline.start - STEP,
+    )
+    for event in schedule.events:
+        if isinstance(event, WatermarkEvent):
+            watermark = event.micros
+        elif isinstance(event, Deliver):
+            run: list[int] = []
+            for serial in sorted(set(event.serials), key=place.__getitem__):
+                partition, offset = place[serial]
+                if run and place[run[-1]] != (partition, offset - 1):
+                    batches.append(batch_of([of[s] for s in run], *place[run[0]]))
+                    run = []
+                run.append(serial)
+            batches.append(batch_of([of[s] for s in run], *place[run[0]]))
+            watermarks += [watermark] * (len(batches) - len(watermarks))
+    return Feed(batches, "arrived", hold=max(2, len(batches) // 25), watermarks=watermarks)
+
+
+@pytest.mark.parametrize("seed", few_first(range(10)))
+def test_schedules_on_prism(seed: int, tmp_path: Path) -> None:
+    _, schedule = make(seed)
+
+    def on_prism(world: World) -> None:
+        run, timeline = world.run, world.plan.timeline
+        flags = ["--streaming", f"--prism_location={binary()}", "--prism_log_level=warn"]
+        engine = make_runner("PrismRunner", flags)
+        with beam.Pipeline(runner=engine.runner, options=engine.options) as pipeline:
+            clock = WallClock(timeline, 1, Fast(timeline))
+            output = pipeline | feed(schedule) | DPStream(run.plan, run, clock=clock)
+            _ = output.releases | Collect(tmp_path)
+        world.sink = collected(tmp_path)
+
+    came = live(schedule, on_prism)
+    assert promised(schedule, came) == []

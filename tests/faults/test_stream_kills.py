@@ -20,7 +20,7 @@ from tests.runners.engines import Pool
 from tests.runners.flink import cluster, pool
 from tests.runners.golden import write_stream
 from tests.runners.prism import wait_for
-from tests.runners.test_kafka_job import JOB, WINDOW, Sender, released, text_of
+from tests.runners.test_jobs import JOB, WINDOW, Sender, released, text_of
 
 #: Of each source: runs of the longer test, kills in each, seconds of stream.
 RUNS, KILLS, SECONDS = 6, 7, 32

@@ -1,20 +1,44 @@
-"""Job servers as they start: a job goes to the run's own alone, whoever has its port."""
+"""Job servers listen on this machine only, and end with their launcher."""
 
+import os
+import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from typing_extensions import override
 
-from dpstream.accounting.errors import RunError
-from dpstream.pipelines.runners import job_servers
-from dpstream.pipelines.runners.job_servers import GuardedJobServer
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.runners import job_servers, parts
+from dpstream.pipelines.runners.job_servers import (
+    GuardedJobServer,
+    Listener,
+    beyond_loopback,
+    descendants,
+    listeners,
+)
+from dpstream.pipelines.runners.table import RUNNERS
+from dpstream.pipelines.runners.worker_pool import LoopbackPool
+from dpstream.pipelines.stream.run import run_job
 from tests.emulator import free_port
+from tests.kafka_broker import Broker
+from tests.listening import heard
+from tests.runners import prism
+from tests.runners.engines import need_flink, results, started, worker_pool
+from tests.runners.flink import cluster, session
+from tests.runners.golden import golden_job, write_stream
+from tests.runners.spike import Shape, expected
+
+__all__ = ["cluster"]
 
 SERVE = """\
 import sys, time
@@ -122,3 +146,194 @@ def test_a_call_that_an_interrupt_cut_off_does_not_keep_the_server() -> None:
     finally:
         never.set()
         channel.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A small job over a recorded stream."""
+    (tmp_path / "stream").mkdir()
+    write_stream(tmp_path / "stream", users=300)
+    return golden_job("plain", tmp_path / "stream", tmp_path / "job")
+
+
+#: Ports that each engine opens at least: Prism's, the pool's; Flink's job server has more.
+LEAST = {"DirectRunner": 0, "PrismRunner": 2, "FlinkRunner": 8}
+
+
+@pytest.mark.parametrize("runner", LEAST)
+def test_a_run(runner: str, job: Job) -> None:
+    flags = []
+    if runner == "PrismRunner":
+        flags = [f"--prism_location={prism.binary()}"]
+    elif runner == "FlinkRunner":
+        need_flink()
+        flags = ["--parallelism=2"]
+    before = set(descendants(os.getpid()))
+    with heard() as watcher:
+        run_job(job, runner, flags)
+    watcher.check(LEAST[runner])
+    assert set(descendants(os.getpid())) <= before, "an engine goes on"
+
+
+def test_every_runner_of_this_machine_is_listened_to() -> None:
+    assert set(LEAST) | {"FnApiRunner", "DataflowRunner"} == set(RUNNERS)
+
+
+def test_a_cluster_and_its_pool(tmp_path: Path, cluster: "session.Cluster") -> None:
+    shape = Shape(endless=True)
+    with heard() as watcher, worker_pool() as pool:
+        flags = [
+            f"--flink_master={cluster.master}", "--environment_type=EXTERNAL",
+            f"--environment_config={pool.address}", "--parallelism=2",
+        ]  # fmt: skip
+        with started("FlinkRunner", flags, shape, tmp_path) as result:
+            assert results(shape, tmp_path, result, 300) == expected(shape)
+    watcher.check(8)
+    assert int(pool.address.partition(":")[2]) in {listener.port for listener in watcher.all}
+
+
+def test_a_broker(kafka: Broker) -> None:
+    with heard(0.01) as watcher:
+        while watcher.looks < 3:
+            kafka.topic()
+    watcher.check(2)
+
+
+def elsewhere() -> str:
+    """An address of this machine that only a listener on all interfaces hears: that of a network,
+    or, on a machine without one, another of loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # nothing is sent
+            address: str = probe.getsockname()[0]
+        except OSError:
+            address = "127.0.0.1"
+    return address if address != "127.0.0.1" else "127.0.0.2"
+
+
+def ask(address: str, control: str) -> str:
+    """Ask a pool for a worker of an engine; the pool's words, or gRPC's."""
+    request = beam_fn_api_pb2.StartWorkerRequest(worker_id="w")
+    request.control_endpoint.url = control
+    with grpc.insecure_channel(address) as channel:
+        stub = beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel)
+        try:
+            return stub.StartWorker(request, timeout=5).error or "started"
+        except grpc.RpcError as error:
+            return error.code().name
+
+
+def test_no_worker_is_started_for_other_machines() -> None:
+    """The attack: code of a stranger in the process that holds the secret."""
+    address, pool = LoopbackPool.start()
+    try:
+        port = address.partition(":")[2]
+        for own in {elsewhere(), "127.0.0.2"}:
+            assert ask(f"{own}:{port}", f"{own}:1") == "UNAVAILABLE"
+        for control in ("192.0.2.1:1", "127.0.0.2:1", "localhost.example:1", "localhost", "[::]:1"):
+            assert ask(address, control) == "the engine is on another machine"
+    finally:
+        pool.stop()
+
+
+OPEN = """\
+import argparse, socket, sys, time
+sys.path[:0] = {path!r}
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+parser = argparse.ArgumentParser()
+parser.add_argument("--job_port")
+port = parser.parse_known_args()[0].job_port
+
+class Told(grpc.GenericRpcHandler):
+    def service(self, call):
+        open({told!r}, "a").write(call.method)
+
+server = grpc.server(ThreadPoolExecutor(1), handlers=[Told()])
+server.add_insecure_port(f"{host}:{{port}}")
+server.start()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A program that looks like a Prism, listens on all interfaces, and notes what it is asked."""
+    return _program(tmp_path, "0.0.0.0")
+
+
+def _program(folder: Path, host: str) -> Path:
+    program = folder / "other-prism"
+    text = OPEN.format(path=sys.path, told=str(folder / "told"), host=host)
+    program.write_text(f"#!{sys.executable}\n{text}")
+    program.chmod(0o755)
+    return program
+
+
+def test_an_open_prism_is_refused_before_it_gets_a_job(
+    job: Job, stranger: Path, tmp_path: Path
+) -> None:
+    before = set(descendants(os.getpid()))
+    with pytest.raises(PolicyError, match="doctor --fix") as caught:
+        run_job(job, "PrismRunner", [f"--prism_location={stranger}"])
+    assert caught.value.field == "--prism_location"
+    assert not (tmp_path / "told").exists(), "it was told of the job"
+    assert set(descendants(os.getpid())) <= before, "it goes on"
+
+
+def test_a_closed_one_gets_the_job(job: Job, tmp_path: Path) -> None:
+    """The same program on loopback is told: the refusal above is for its address alone."""
+    program = _program(tmp_path, "127.0.0.1")
+    with pytest.raises(RunError):
+        run_job(job, "PrismRunner", [f"--prism_location={program}"])
+    assert "JobService" in (tmp_path / "told").read_text()
+
+
+def test_beams_own_prism_is_not_even_started(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "prism"
+    program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(PolicyError, match="doctor --fix"):
+        run_job(job, "PrismRunner", [f"--prism_location={program}"])
+    assert parts.prism_is_open(program) and not parts.prism_is_open(Path(prism.binary()))
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "loopback"),
+    [
+        (socket.AF_INET, "127.0.0.1", True),
+        (socket.AF_INET, "127.8.0.1", True),
+        (socket.AF_INET, "0.0.0.0", False),
+        (socket.AF_INET6, "::1", True),
+        (socket.AF_INET6, "::", False),
+        (socket.AF_INET6, "::ffff:127.0.0.1", True),
+        (socket.AF_INET6, "::ffff:0.0.0.0", False),
+    ],
+)
+def test_what_is_loopback(family: int, address: str, loopback: bool) -> None:
+    with socket.socket(family) as listening:
+        listening.bind((address, 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        port_listeners = [x for x in listeners([os.getpid()]) if x.port == port]
+    assert [x.loopback for x in port_listeners] == [loopback]
+
+
+def test_a_childs_listener_is_found() -> None:
+    """The check fails where it must: a process of a process that listens everywhere."""
+    program = (
+        "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], "
+        "flush=True); sys.stdin.read()"
+    )
+    shell = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    child = subprocess.Popen(
+        [*shell, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        child_listeners = beyond_loopback(child.pid)
+        assert [(x.address, x.port) for x in child_listeners] == [("0.0.0.0", port)]
+        assert child_listeners[0].pid != child.pid and isinstance(child_listeners[0], Listener)

@@ -1,9 +1,4 @@
-"""Bytes of releases: the same for the same content, and the same rows again.
-
-CSV sinks: what a spreadsheet would compute is text, and comes back as it was.
-
-Rows as lines of text: what Python's json module and Arrow's CSV writer make of the same rows.
-"""
+"""Releases as bytes: files of each kind, text that is read back, and receipts of answers."""
 
 import csv
 import datetime as dt
@@ -16,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
@@ -43,12 +39,14 @@ from dpstream.pipelines.formats.encodings import (
     table_of_text,
     unguarded,
 )
+from dpstream.pipelines.formats.receipt import Header, answered_now, encoded, header_of, table_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.state_admin import export, publish
 from dpstream.pipelines.report.data import collect, inventory, newest
 from dpstream.pipelines.stream.run import run_job
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_sink import SCHEMA, files, release
+from tests.state.ledger.conformance import charge
 from tests.written import write_release
 
 STARTS = ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠"]
@@ -351,3 +349,45 @@ def test_drafts_of_writers_that_died_go_and_releases_stay(tmp_path: Path) -> Non
     os.utime(draft, (0, 0))
     remove_drafts(tmp_path)
     assert not draft.exists() and len(list(release_files(tmp_path))) == 1
+
+
+class Own(Header, frozen=True, kw_only=True):
+    """The header of a kind."""
+
+    note: str
+
+
+HEADER = Own(**answered_now(charge(7)), note="two\nlines\0and a NUL")
+RECEIPT_ROWS = pa.table({"page": ["a", None], "n": [1.5, 2.5]})
+
+
+def test_header_and_table_are_read_back() -> None:
+    made = charge(7)
+    receipt = encoded(HEADER, RECEIPT_ROWS)
+    assert header_of(receipt, Own) == HEADER and table_of(receipt).equals(RECEIPT_ROWS)
+    assert (HEADER.run_id, HEADER.plan_hash) == (made.run_id, made.plan_hash)
+    assert encoded(HEADER, RECEIPT_ROWS.slice(0, 1).combine_chunks()) != receipt
+    parts = pa.concat_tables([RECEIPT_ROWS.slice(0, 1), RECEIPT_ROWS.slice(1)])
+    assert encoded(HEADER, parts) == receipt  # whatever chunks the table has
+
+
+def test_a_receipt_without_a_table_is_json_that_people_can_read() -> None:
+    receipt = encoded(HEADER)
+    assert msgspec.json.decode(receipt)["note"] == HEADER.note and receipt.count(b"\n") > 4
+    assert header_of(receipt, Own) == HEADER
+    with pytest.raises(PolicyError):
+        table_of(receipt)
+
+
+def test_bytes_of_another_form_are_refused() -> None:
+    receipt = encoded(HEADER, RECEIPT_ROWS)
+    of_version_2 = receipt.replace(b'"format": 1', b'"format": 2')
+    other_field = receipt.replace(b'"note"', b'"mote"')
+    assert len({receipt, of_version_2, other_field}) == 3
+    for bad in (b"", b"{}", receipt[:20], b"x" + receipt, of_version_2, other_field):
+        with pytest.raises(PolicyError) as caught:
+            header_of(bad, Own, "a field")
+        assert caught.value.field == "a field"
+    for bad in (receipt[:-40], receipt[: receipt.index(b"\0") + 1]):
+        with pytest.raises(PolicyError):
+            table_of(bad)

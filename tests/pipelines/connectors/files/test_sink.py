@@ -1,10 +1,8 @@
-"""File sinks: deterministic bytes, written once, never changed; dead letters kept apart.
-
-A file beside a release: the same, damaged, or another one that must stay.
-"""
+"""The sink of files: releases are written once, compared, and repaired where they are damaged."""
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -32,7 +30,7 @@ from dpstream.pipelines.connectors.write import (
     write_dead_letters,
 )
 from dpstream.pipelines.formats import encodings as sink_formats
-from dpstream.pipelines.formats.encodings import encode, read_releases
+from dpstream.pipelines.formats.encodings import encode, name_of, read_releases
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.durable import drafted, put_entry, put_once
@@ -514,3 +512,45 @@ def create(batches: list[pa.RecordBatch]) -> Any:
     encoded = [ArrowBatchCoder().encode(b) for b in batches]
     decode = beam.Map(ArrowBatchCoder().decode).with_output_types(pa.RecordBatch)
     return f"Create{hashlib.sha256(encoded[0]).hexdigest()}" >> beam.Create(encoded) | decode
+
+
+STRANGE = [
+    "window-000001.bak/trigger-000002.parquet",
+    "window-000001-000003/trigger-000002.parquet",
+    "window-1/trigger-000002.parquet",
+    "window-000003/trigger-2.parquet",
+    "window-000003/trigger-old-000002.parquet",
+    "window-000003/trigger-000002.000001.parquet",
+    "window-000003/trigger-٠٠٠٠٠٢.parquet",
+]
+
+
+def released(folder: Path, window: int, trigger: int) -> Path:
+    batch = pa.record_batch({"records": [1.0]})
+    where = {WINDOW: str(window), TRIGGER: str(trigger)}
+    write_release(folder, "parquet", batch.replace_schema_metadata(where))
+    return folder / release_path(window, trigger, "parquet")
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_copy_beside_a_release_is_no_release_of_this_run(tmp_path: Path, name: str) -> None:
+    path = released(tmp_path, 1, 2)
+    sink = FileSink(tmp_path, "parquet")
+    assert [tuple(one) for one in sink.published()] == [(1, 2, path)]
+    copy = tmp_path / name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copy(path, copy)
+    with pytest.raises(PolicyError, match="no release of this run"):
+        list(sink.published())
+
+
+def test_names_of_large_numbers_are_longer(tmp_path: Path) -> None:
+    released(tmp_path, 12_345_678, 1_000_000)
+    sink = FileSink(tmp_path, "parquet")
+    assert [one[:2] for one in sink.published()] == [(12_345_678, 1_000_000)]
+
+
+def test_a_copied_folder_has_no_number() -> None:
+    assert name_of(Path("out/window-000001/trigger-000002.csv")) == (1, 2)
+    assert name_of(Path("out/window-000001.bak/trigger-000002.csv")) == (-1, 2)
+    assert name_of(Path("out/window-000001/trigger-x.csv")) == (1, -1)

@@ -1,7 +1,9 @@
-"""The topic of the sink of Kafka on a real broker: what is refused, and reading it back."""
+"""Kafka's client and topic: settings that a job may give, and reads and writes of a topic."""
 
+import ctypes
 import itertools
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,18 +11,40 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import confluent_kafka
+import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, instance
-from dpstream.pipelines.connectors.kafka.client import answer, refuse
+from dpstream.pipelines.connectors.kafka.client import (
+    CERTIFICATES,
+    answer,
+    check_options,
+    looked_up,
+    refuse,
+)
+from dpstream.pipelines.connectors.kafka.reader import (
+    APPEND_TIME,
+    LOG_APPEND_TIME,
+    Kafka,
+    PartitionMessages,
+    check_topic,
+    parts,
+    refused_at_start,
+)
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink, read_kafka_releases, refuse_unfit
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription
-from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.sink import is_row
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
+from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.job_parts import SourceConfig
 from dpstream.pipelines.stream.begin import begin
 from tests.kafka_broker import Broker, running
+from tests.pipelines.kafka_jobs import kafka_job
 from tests.pipelines.kafka_sinks import (
     broker,
     contents,
@@ -200,3 +224,177 @@ def test_a_client_that_hangs_is_a_coded_error() -> None:
         answer(Future(), 0.01)
     with pytest.raises(RunError, match="cannot be read: _TIMED_OUT"):
         refuse(caught.value.args[0], "cannot be read")
+
+
+BEYOND = [
+    "plugin.library.paths", "sasl.kerberos.kinit.cmd", "sasl.kerberos.keytab",
+    "sasl.kerberos.principal", "sasl.kerberos.service.name", "ssl.engine.location",
+    "ssl.engine.id", "ssl.providers", "offset.store.path", "offset.store.method",
+    "sasl.oauthbearer.assertion.file", "sasl.oauthbearer.assertion.private.key.file",
+    "sasl.oauthbearer.assertion.jwt.template.file",
+]  # fmt: skip
+#: Words of a description that tell of files, commands and code.
+_WORDS = re.compile(
+    r"\b(path|file|director\w+|command|librar\w+|plugin|engine|provider\w*)\b", re.I
+)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_refused_everywhere(name: str, tmp_path: Path) -> None:
+    options = {name: "/tmp/evil"}
+    job = kafka_job(tmp_path, "127.0.0.1:1", "t", f"options = {{ '{name}' = '/tmp/evil' }}")
+    with pytest.raises(UsageError, match=f"table.options.{name}") as caught:
+        input_of(job)
+    assert "evil" not in str(caught.value)
+    with pytest.raises(UsageError, match=f"sink.options.{name}"):
+        KafkaSink("127.0.0.1:1", "t", options, job.plan.timeline)
+    with pytest.raises(UsageError):
+        check_options("source", {name: "env:PATH"}, ())
+
+
+def described() -> dict[str, str]:
+    """What librdkafka says of its settings: name -> description."""
+    folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    library, c = ctypes.CDLL(str(next(folder.glob("librdkafka*")))), ctypes.CDLL(None)
+    c.fopen.restype = ctypes.c_void_p
+    memory = ctypes.c_char_p()
+    size = ctypes.c_size_t()
+    c.open_memstream.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(c.open_memstream(ctypes.byref(memory), ctypes.byref(size)))
+    library.rd_kafka_conf_properties_show(stream)
+    c.fclose(stream)
+    text = ctypes.string_at(memory, size.value).decode()
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= 5]
+    return {row[0].strip(): row[-1] for row in rows}
+
+
+def test_every_setting_of_the_client_is_judged() -> None:
+    """Strings whose description tells of files, commands or code are refused, certificates apart;
+    the others pass.  A new version of the client shows here what it can reach."""
+    names = {name for name, text in described().items() if "*Type: string" in text}
+    assert {"client.id", "plugin.library.paths", "ssl.ca.location"} <= names
+    passed = set()
+    for name in names:
+        try:
+            check_options("source", {name: "env:PATH"}, ())
+            passed.add(name)
+        except UsageError:
+            assert name in BEYOND, name
+    suspects = {name for name in names if _WORDS.search(described()[name])}
+    # Contents, not names of files; and words that mean something else.
+    harmless = {
+        *(name for name in names if name.endswith(".pem") or "passphrase" in name),
+        "ssl.key.password", "ssl.ca.certificate.stores", "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.assertion.claim.aud", "sasl.oauthbearer.assertion.claim.iss",
+        "sasl.oauthbearer.assertion.claim.sub", "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.client.secret", "sasl.oauthbearer.client.credentials.client.secret",
+        "sasl.oauthbearer.client.id", "sasl.oauthbearer.client.credentials.client.id",
+    }  # fmt: skip
+    assert passed & suspects <= CERTIFICATES | harmless, passed & suspects - CERTIFICATES - harmless
+    assert passed >= CERTIFICATES
+
+
+def test_functions_cannot_be_written_as_text() -> None:
+    functions = [name for name, text in described().items() if "see dedicated API" in text]
+    assert len(functions) > 10
+    for name in functions:
+        with pytest.raises((confluent_kafka.KafkaException, TypeError, ValueError)):
+            confluent_kafka.Producer({name: "x", "log_level": 0})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sasl.mechanism": "GSSAPI"},
+        {"sasl.mechanisms": "gssapi"},
+        {"security.protocol": "SASL_SSL"},
+        {"security.protocol": "sasl_plaintext"},
+    ],
+)
+def test_kerberos_runs_a_command(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="GSSAPI"):
+        check_options("source", options, ())
+    [(name, value)] = options.items()
+    monkeypatch.setenv("HIDDEN", value)
+    check_options("source", {name: "env:HIDDEN"}, ())
+    with pytest.raises(UsageError, match="GSSAPI"):
+        looked_up("source", {name: "env:HIDDEN"})
+
+
+def test_other_mechanisms_pass() -> None:
+    for mechanism in ("PLAIN", "SCRAM-SHA-512", "OAUTHBEARER"):
+        given = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism}
+        check_options("source", given | {"ssl.ca.location": "ca.pem"}, ())
+        assert looked_up("source", given) == given
+
+
+COLUMNS = ("a", APPEND_TIME)
+
+
+def messages(*values: bytes | None, kind: int = LOG_APPEND_TIME) -> PartitionMessages:
+    count = len(values)
+    offsets, stamps = np.arange(count) * 1, 1_000 + np.arange(count)
+    return PartitionMessages(offsets, np.full(count, kind), stamps, list(values))
+
+
+def test_rows_have_the_brokers_stamp() -> None:
+    [rows] = parts(messages(b'{"a": 1}', b'{"a": "x"}'), Objects(["a"]), COLUMNS)
+    assert not isinstance(rows, Refused)
+    assert rows.batch.schema.names == list(COLUMNS) and rows.batch["a"].to_pylist() == ["1", "x"]
+    assert rows.batch[APPEND_TIME].cast(pa.int64()).to_pylist() == [1_000_000, 1_001_000]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(None, "empty"), (b"", "empty"), (b"no", "malformed"),
+     (b'{"a": "' + b"x" * MAX_LINE_BYTES + b'"}', "message_too_long")],
+)  # fmt: skip
+def test_a_message_that_is_none_decides_about_itself(value: bytes | None, reason: str) -> None:
+    refused, *rows = parts(messages(b'{"a": 1}', value, b'{"a": 3}'), Objects(["a"]), COLUMNS)
+    assert isinstance(refused, Refused)
+    assert (refused.offsets.tolist(), refused.reasons) == ([1], [reason])
+    assert [instance(part, Rows).offset for part in rows] == [0, 2]
+
+
+def test_stamps_of_producers_are_refused() -> None:
+    batch = messages(b'{"a": 1}', kind=1)
+    [refused] = parts(batch, Objects(["a"]), COLUMNS)
+    assert isinstance(refused, Refused) and refused.reasons == ["not_the_brokers_stamp"]
+    assert batch.last_append == -1 and messages(b"", b"").last_append == 1_001
+
+
+GOOD = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
+
+
+def test_a_topic_that_can_be_read() -> None:
+    check_topic(GOOD, "t")
+    for change in ({"message.timestamp.type": "CreateTime"}, {"cleanup.policy": "delete, compact"}):
+        with pytest.raises(UsageError) as error:
+            check_topic(GOOD | change, "t")
+        assert error.value.field == "table.topic" and "--topic t" in error.value.fix
+
+
+def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD", "SECRET")
+    options = {"sasl.password": "env:PASSWORD", "client.id": "mine"}
+    kafka = Kafka.of(SourceConfig("kafka", topic="t", servers="h:1", options=options))
+    settings = kafka.settings()
+    assert settings["sasl.password"] == "SECRET" and settings["client.id"] == "mine"
+    assert settings["isolation.level"] == "read_committed"
+    assert settings["bootstrap.servers"] == "h:1" and settings["enable.auto.commit"] is False
+    assert repr(kafka) == "Kafka('t')" and "SECRET" not in str(kafka.options)
+
+
+@pytest.mark.parametrize("name", ["isolation.level", "bootstrap.servers", "plugin.library.paths"])
+def test_settings_that_decide_what_is_read(name: str) -> None:
+    source = SourceConfig("kafka", topic="t", servers="h:1", options={name: "x"})
+    with pytest.raises(UsageError) as error:
+        Kafka.of(source)
+    assert error.value.field.startswith("table.options")
+
+
+def test_errors_at_the_start() -> None:
+    missing = refused_at_start(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert isinstance(missing, UsageError) and missing.field == "table.topic"
+    away = refused_at_start(KafkaException(KafkaError(KafkaError._TRANSPORT)))
+    assert isinstance(away, RunError) and away.field == "table.servers"

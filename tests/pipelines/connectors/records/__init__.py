@@ -1,1 +1,0 @@
-"""Tests of records as text and as columns."""
