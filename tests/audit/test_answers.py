@@ -28,7 +28,7 @@ from dpstream.accounting.strategies.cells import mixing
 from dpstream.dp_transforms import residual as tables
 from dpstream.dp_transforms import run as runs
 from dpstream.dp_transforms.noise.oneshot import OneShot
-from dpstream.pipelines.workload import execute, lattice
+from dpstream.pipelines.workload import lattice
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.lattice import lattice_of
 from dpstream.pipelines.workload.release import read_release
@@ -299,8 +299,3 @@ def test_a_draw_used_for_another_cell_is_seen(tmp_path: Path) -> None:
         step = np.diff(cells - exact[0, -1].ravel())[::2]
         shares.append(np.mean(np.abs(step) < 1e-9))
     assert shares[0] < 0.9 and shares[1] > 0.99
-
-
-def test_both_guards_are_of_mixing_itself() -> None:
-    """The command goes through the module that the twins above spoil."""
-    assert vars(execute)["mixed"] is mixing.mixed

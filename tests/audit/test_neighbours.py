@@ -1,4 +1,7 @@
-"""P1: neighbouring streams through the whole flow (mechanism.md rules 0 to 5 and 10)."""
+"""Neighbouring streams through the whole flow (mechanism.md rules 0 to 5 and 10), and sabotage.
+
+Every sabotaged variant is caught by the audit that the honest product passes.
+"""
 
 from collections import Counter
 from functools import cache
@@ -16,6 +19,8 @@ from tests.audit.checks import (
 from tests.audit.neighbours import KINDS, Pair, make_pair, plans, skipping_name, skipping_plans
 from tests.audit.recorder import Trace, record, record_bound_by_trigger_times
 from tests.audit.reference import Mechanism
+from tests.audit.sabotaged import SABOTAGED
+from tests.audit.sabotaged_ranked import RANKED_SABOTAGED, SKIPPING_SABOTAGED
 from tests.lanes import few_first
 
 CI_PAIRS, LONG_PAIRS = 78, 500
@@ -100,3 +105,37 @@ def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None
         ranks = {row.rank for row in trace.rows if row.rank >= 0}
         if name != "two_per_key":  # there repeats take no rank
             assert ranks == set(range(pair.plan.privacy.contributions))
+
+
+ALL = SABOTAGED | RANKED_SABOTAGED | SKIPPING_SABOTAGED
+#: Neighbours tried before a variant counts as undetected; the audit of CI has many more.
+TRIES = 4
+
+
+def breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
+    """Rules that the code in force breaches on one pair."""
+    problems, traces = audit(make_pair(seed, kind, plan), folder)
+    problems += scale_problems(mechanism_of(plan), traces)
+    return {problem.partition(":")[0] for problem in problems}
+
+
+@cache
+def honest_breaches(plan: str, kind: str, seed: int, folder: Path) -> set[str]:
+    """Breaches of the product as it is; several variants share their neighbours."""
+    return breaches(plan, kind, seed, folder)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sabotage_is_caught(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    case, shared = ALL[name], tmp_path_factory.getbasetemp()
+    mechanism_of(case.plan)  # the judge's figures are never computed under sabotage
+    for seed in range(100, 100 + TRIES):
+        with case.patch():
+            caught = case.rule in breaches(case.plan, case.kind, seed, tmp_path)
+        honest = honest_breaches(case.plan, case.kind, seed, shared)
+        assert honest == set(), f"honest product, seed {seed}"
+        if caught:
+            return
+    raise AssertionError(f"{name} was not caught")

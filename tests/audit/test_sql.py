@@ -24,8 +24,21 @@ from tests.audit.evidence.bounds import (
     rate_above,
     rate_below,
 )
-from tests.audit.sql_sabotaged import BROKEN, FEW, HUNDRED, PER_GROUP, TWO_ROWS, wrapped
-from tests.audit.sql_trials import TAIL, Trial, claim_of, proven, published, question, write
+from tests.audit.sql_trials import (
+    BROKEN,
+    FEW,
+    HUNDRED,
+    PER_GROUP,
+    TAIL,
+    TWO_ROWS,
+    Trial,
+    claim_of,
+    proven,
+    published,
+    question,
+    wrapped,
+    write,
+)
 from tests.fixed import fixed_run_ids
 from tests.pipelines.sql.asking import KEY
 

@@ -1,12 +1,21 @@
 """On every path of outputs a unit takes each weight at most once, and moves nobody else's.
 
 Each sabotage is one plausible way to build skip that looks the same in most runs.
+
+Every path of outputs of tiny streams that skip what is published, through the whole flow.
+
+A path names the test that selects each (window, key); on it tests say what the path says, and all
+that reaches the key shards is kept: every pair, and what every state adds to its selection stream.
 """
 
 import bisect
 import contextlib
+import dataclasses
+import itertools
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,13 +24,301 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms import bounding, skipping
+from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms import bounding, flow, skipping, step
+from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
+from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
-from tests.dp_transforms import every_path
-from tests.dp_transforms.every_path import AHEAD, CASES, TINY, Breach, enumerated, every_unit
-from tests.streams import KEYS, key_name
+from tests.dp_transforms.exhaustive import LATTICE, weights_of
+from tests.simulation.hooks import fast, memory_folder
+from tests.streams import COUNT, KEYS, START, STEP, UNITS, Stream, begin, key_name, make_plan
+
+SHARDS = 2
+#: (window, key number) -> trigger at which it is selected.
+Path_ = dict[tuple[int, int], int]
+#: A record: user, key, quarters of a trigger since the start of its event and of its stamp.
+Record = tuple[int, int, int, int]
+
+
+class Breach(Exception):
+    """A rule that was broken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A plan, the (window, key)s whose tests are enumerated, and neighbours.
+
+    Attributes:
+        others: records of both streams; added: those of one unit more, by name.
+    """
+
+    plan: Plan
+    names: tuple[tuple[int, int], ...]
+    others: tuple[Record, ...]
+    added: dict[str, tuple[Record, ...]]
+
+    def paths(self) -> Iterator[Path_]:
+        """Every way in which the keys can be selected: at some test or never."""
+        tests = self.plan.design.test_triggers.tolist()
+        for choice in itertools.product((*tests, 0), repeat=len(self.names)):
+            yield {name: at for name, at in zip(self.names, choice, strict=True) if at}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An admitted pair as it reaches the key shards."""
+
+    unit: bytes
+    window: int
+    trigger: int
+    page: str
+    index: int
+
+
+@dataclasses.dataclass
+class Seen:
+    """What a run did on a path.
+
+    Attributes:
+        rows: admitted pairs; x: (window, page, trigger) -> what it adds to the weighted count, in
+        2^-8; outputs: trigger time -> (window, page)s that are published then.
+    """
+
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    x: dict[tuple[int, str, int], int] = dataclasses.field(default_factory=dict)
+    outputs: dict[int, set[tuple[int, str]]] = dataclasses.field(
+        default_factory=lambda: defaultdict(set)
+    )
+
+
+def records(rows: tuple[Record, ...]) -> Stream:
+    """The stream of some records; offsets by stamp."""
+    user, key, event, stamp = (np.array(c, np.int64) for c in zip(*rows, strict=True))
+    zero, order = np.zeros(len(rows), np.int64), np.argsort(stamp, kind="stable")
+    offset = np.empty_like(order)
+    offset[order] = np.arange(len(rows))
+    times = START + event * STEP // 4, START + stamp * STEP // 4
+    return Stream(user, key, *times, zero.astype(float), zero, offset)
+
+
+#: On which path the flow is, for sabotage that looks ahead; and what each key has counted.
+AHEAD: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
+    """Tests say what the path says; what is aggregated is kept."""
+    window_of: dict[int, int] = {}
+    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
+    tests = plan.design.test_triggers.tolist()
+    AHEAD.update(path=path, counted=defaultdict(dict))
+
+    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
+        window_of[id(states)] = window
+        return sticky(stepper, states, window, slots, trigger)
+
+    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
+        names = states.key_columns(slots).column("page").to_pylist()
+        window = window_of[id(states)]
+        chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
+        return np.array([name in chosen for name in names], np.bool_)
+
+    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
+        units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
+        columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
+        new = [
+            Row(unit.tobytes(), window, trigger, page, int(i))
+            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
+        ]
+        before = states.values[: states.size, -1].copy()
+        out = aggregate(plan, states, batch, ids, weights)
+        if new:
+            after = states.values[: states.size, -1].copy()
+            after[: len(before)] -= before
+            pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
+            for page, more in zip(pages, after.tolist(), strict=True):
+                if more:
+                    seen.x[new[0].window, page, new[0].trigger] = more
+            counted = AHEAD["counted"][new[0].window, new[0].trigger]
+            counted |= dict(zip(pages, states.units[: states.size].tolist(), strict=True))
+        seen.rows.extend(new)
+        return out
+
+    def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
+        later = [t for t in tests if t > trigger]
+        states.due[slots] = later[0] if later else np.iinfo(np.int32).max
+
+    with (
+        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step, "select", select),
+        mock.patch.object(step, "aggregate", keep),
+        mock.patch.object(step, "predict", predict),
+    ):
+        yield
+
+
+def run(plan: Plan, path: Path_, stream: Stream) -> Seen:
+    """The whole flow on one path."""
+    seen = Seen()
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder, fast():
+        begun = begin(plan, Path(folder) / "s.db", shards=SHARDS)
+        try:
+            with forced(plan, path, seen):
+                releases, _ = flow.run_in_memory(begun, stream.batches(50))
+        finally:
+            stores.close_all()
+    for batch in releases:
+        metadata = batch.schema.metadata
+        window, trigger = (int(metadata[b"dpstream." + n]) for n in (b"window", b"trigger"))
+        for page in batch.column("page").to_pylist():
+            seen.outputs[plan.timeline.base(window) + trigger].add((window, page))
+    return seen
+
+
+def check(plan: Plan, seen: Seen) -> None:
+    """Every pair's status is what was published before it, and no unit takes a weight twice."""
+    base, weights = plan.timeline.base, weights_of(plan)
+    assert weights is not None
+    first: dict[tuple[int, str], int] = {}
+    for time, published in sorted(seen.outputs.items()):
+        for name in published:
+            first.setdefault(name, time)
+    by_unit: dict[bytes, list[Row]] = defaultdict(list)
+    for row in seen.rows:
+        by_unit[row.unit].append(row)
+        published_before = (
+            first.get((row.window, row.page), 1 << 40) < base(row.window) + row.trigger
+        )
+        if (row.index < 0) != published_before:
+            raise Breach("status: not what was published before the pair's trigger")
+    for own in by_unit.values():
+        taken = [row.index for row in own if row.index >= 0]
+        if sum(weights[index] ** 2 for index in taken) > LATTICE**2:
+            raise Breach("squares: a unit's weights on one path add up to more than 1")
+        if len(set(taken)) != len(taken):
+            raise Breach("squares: a unit takes a weight twice")
+
+
+def compare(plan: Plan, fewer: Seen, more: Seen) -> None:
+    """As long as outputs are equal nobody else's pairs differ, and the selection streams, as
+    states have them, differ by a vector of norm 1 at most."""
+    timeline = plan.timeline
+    same = timeline.last_trigger_time
+    for time in range(1, timeline.last_trigger_time + 1):
+        if fewer.outputs[time] != more.outputs[time]:
+            same = time  # what was added by then followed the outputs before it
+            break
+
+    def early(rows: list[Row]) -> list[Row]:
+        return [row for row in rows if timeline.base(row.window) + row.trigger <= same]
+
+    mine = {row.unit for row in more.rows} - {row.unit for row in fewer.rows}
+    rest = [row for row in early(more.rows) if row.unit not in mine]
+    if sorted(map(dataclasses.astuple, rest)) != sorted(
+        map(dataclasses.astuple, early(fewer.rows))
+    ):
+        raise Breach("others: another unit's weight differs though outputs are equal")
+    moved: dict[tuple[int, str], int] = defaultdict(int)
+    for window, page, trigger in fewer.x.keys() | more.x.keys():
+        if timeline.base(window) + trigger <= same:
+            name = window, page, trigger
+            moved[window, page] += abs(more.x.get(name, 0) - fewer.x.get(name, 0))
+    if sum(n * n for n in moved.values()) > LATTICE**2:
+        raise Breach("transcript: selection streams differ by more than 1 on equal outputs")
+
+
+def enumerated(case: Case, units: list[tuple[Record, ...]], every: int = 1) -> int:
+    """All paths on neighbouring streams, or each ``every``-th; how many.  Raises ``Breach``."""
+    number = 0
+    for path in itertools.islice(case.paths(), 0, None, every):
+        fewer = run(case.plan, path, records(case.others))
+        check(case.plan, fewer)
+        for unit in units:
+            more = run(case.plan, path, records(case.others + unit))
+            check(case.plan, more)
+            compare(case.plan, fewer, more)
+            number += 1
+    return number
+
+
+def _at(*rows: tuple[int, int, int]) -> tuple[Record, ...]:
+    """Records whose stamps are their events."""
+    return tuple((user, key, at, at) for user, key, at in rows)
+
+
+def _plan(**options: object) -> Plan:
+    settings = {"contributions": 5, "strategy": "blt", "skip": True, "remember": "never"}
+    settings |= {"weights": SelectionWeights(1.0, 2.0), **options}
+    settings = {"remember": "never", **settings}  # `test_remembering` has those that do
+    return make_plan(**settings)  # type: ignore[arg-type]
+
+
+_OTHERS = _at(
+    (1, 0, 1), (1, 1, 6), (1, 0, 9), (2, 1, 2), (2, 0, 13), (3, 2, 4), (3, 2, 14), (1, 0, 25)
+)  # fmt: skip
+_ADDED = {
+    "spread": _at((9, 0, 0), (9, 1, 5), (9, 2, 10), (9, 0, 15), (9, 0, 22)),
+    "one key, late": _at((9, 2, 3), (9, 2, 11), (9, 1, 12), (9, 1, 18), (9, 0, 30)),
+    "crowd at once": _at((9, 0, 7), (9, 1, 7), (9, 2, 7), (9, 0, 8), (9, 1, 8)),
+}
+_NAMES = ((0, 0), (0, 1), (0, 2), (1, 0))
+#: Windows of a few triggers, two or three of them tests; what each key's test says is enumerated.
+CASES = {
+    "skip": Case(_plan(triggers=5, tests=(1, 3, 5)), _NAMES, _OTHERS, _ADDED),
+    "combined": Case(
+        _plan(triggers=5, tests=(1, 3, 5), per_key_bound=1, combine=True),
+        (_NAMES[0], _NAMES[1], _NAMES[3]), _OTHERS, _ADDED,
+    ),
+    "units": Case(
+        _plan(triggers=5, tests=(1, 3, 5), aggregates=(UNITS, COUNT)),
+        (_NAMES[0], _NAMES[1], _NAMES[3]), _OTHERS, _ADDED,
+    ),
+    "sliding": Case(
+        _plan(triggers=4, slide=2, windows=3, tests=(2, 4), contributions=6),
+        ((0, 0), (0, 1), (1, 0), (1, 1)),
+        _at((1, 0, 1), (1, 1, 9), (2, 0, 10), (2, 1, 2), (3, 1, 14)),
+        {
+            "both": _at((9, 0, 2), (9, 1, 10), (9, 0, 12), (9, 1, 16)),
+            "one key": _at((9, 1, 0), (9, 1, 8), (9, 1, 9), (9, 1, 20)),
+        },
+    ),
+    "late": Case(
+        _plan(triggers=6, lateness=2, stamped=True, tests=(1, 3, 6)),
+        ((0, 0), (0, 1), (1, 1)),
+        ((1, 0, 1, 1), (1, 1, 2, 15), (2, 0, 6, 6), (2, 1, 3, 3), (3, 1, 20, 21), (3, 0, 14, 22)),
+        {
+            "turned round": ((9, 0, 12, 13), (9, 1, 10, 14), (9, 0, 2, 17), (9, 1, 1, 20)),
+            "much later": ((9, 1, 1, 2), (9, 1, 5, 22), (9, 0, 0, 23), (9, 1, 17, 30)),
+        },
+    ),
+    "periods": Case(
+        _plan(triggers=4, windows=2, period=4, tests=(1, 2, 4), contributions=3),
+        ((0, 0), (0, 1), (1, 0)),
+        # The user is there in the other period in any case: that is another unit.
+        _at((1, 0, 1), (9, 1, 2), (2, 1, 2), (9, 0, 7), (2, 0, 18), (3, 0, 20)),
+        {"one more": _at((9, 0, 17), (9, 1, 19), (9, 1, 26), (9, 0, 27))},
+    ),
+}  # fmt: skip
+
+#: One window of four triggers, and every unit of at most three records on two keys.
+TINY = Case(
+    _plan(triggers=4, windows=1, tests=(1, 2, 4), contributions=3),
+    ((0, 0), (0, 1)),
+    _at((1, 0, 1), (2, 1, 3), (2, 0, 6), (1, 1, 10)),
+    {},
+)
+
+
+def every_unit(most: int = 3) -> list[tuple[Record, ...]]:
+    """Every choice of up to so many records, on two keys and in four triggers."""
+    places = [(9, key, 4 * t + 2) for key in (0, 1) for t in range(4)]
+    return [
+        _at(*sorted(chosen, key=lambda row: row[2]))
+        for size in range(1, most + 1)
+        for chosen in itertools.combinations_with_replacement(places, size)
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -283,7 +580,7 @@ def test_sabotage_is_caught(name: str) -> None:
 def test_selection_streams_alone_show_it(name: str) -> None:
     """On equal outputs, which say nothing of it: the unit moves the streams by more than 1."""
     sabotage, case, _ = SABOTAGED[name]
-    quiet = mock.patch.object(every_path, "check")
+    quiet = mock.patch(f"{__name__}.check")
     with sabotage(), quiet, pytest.raises(Breach, match="transcript"):
         for unit in CASES[case].added.values():
             enumerated(CASES[case], [unit])

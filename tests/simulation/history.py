@@ -25,14 +25,12 @@ from dpstream.dp_transforms.run import Performance, Run
 from dpstream.state.arrow import to_bytes
 from dpstream.state.idtable import shard_of
 from dpstream.state.store import RunIdentity, Store
-from tests.simulation.baton import Died, Fiber
 from tests.simulation.checks import Decision, Problem, Record, came_again, still_there
 from tests.simulation.faulty import FaultyStore
 from tests.simulation.habits import Habits
 from tests.simulation.hooks import calibrated_once
-from tests.simulation.plans import draw_plan, public_of
-from tests.simulation.runner import Process, State, Task, run_on
-from tests.simulation.source import Source
+from tests.simulation.runner import Died, Fiber, Process, State, Task, run_on
+from tests.simulation.source import Source, draw_plan, public_of
 from tests.simulation.stores import Make
 from tests.streams import KEYS, RUN_ID, sealed_bytes
 

@@ -26,14 +26,18 @@ from dpstream.state.store import (
     UnitShard,
 )
 from tests.simulation.limited_life import (
+    KeyRow,
     LimitedRetention,
+    Place,
+    Record,
+    StepRows,
+    Tables,
     admitted_of,
     by_key,
     ids_from,
     joined,
     record_of,
 )
-from tests.simulation.tables import KeyRow, Place, Record, StepRows, Tables
 from tests.state.conformance import Bench
 
 

@@ -2,10 +2,13 @@
 
 The pure functions of BOUND and RELEASE run as work of ``Process``es, each with a store handle of
 its own.  ``State`` is what the runner itself keeps and copies with a checkpoint.
+
+Workers that take turns: threads of which exactly one runs, by order of the world.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +16,45 @@ import pyarrow as pa
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.run import Run
 from dpstream.state.store import Store
-from tests.simulation.baton import Fiber
 from tests.simulation.source import Cursor
+
+
+class Died(BaseException):
+    """The worker is gone: nothing that it does from here on has an effect."""
+
+
+class Fiber:
+    """A piece of work that runs when it is told to, up to its next ``pause``."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.done = False
+        self.error: BaseException | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self._back.release()
+
+    def resume(self) -> None:
+        """Run the work until it pauses or ends; called by the world."""
+        self._go.release()
+        self._back.acquire()
+        if self.done:
+            self._thread.join()
+
+    def pause(self) -> None:
+        """Give the turn back; called by the work."""
+        self._back.release()
+        self._go.acquire()
+
 
 Batches = list[pa.RecordBatch]
 Name = tuple[int, int]

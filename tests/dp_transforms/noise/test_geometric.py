@@ -18,7 +18,7 @@ from dpstream.dp_transforms.noise.sampler import (
     own_blocks,
     shared_lanes,
 )
-from tests.dp_transforms.laws import LEAST_P
+from tests.dp_transforms.reference import LEAST_P
 
 #: A true sampler fails a test below this in one of a million runs; the keys are fixed anyway.
 PRF = Prf(b"\x05" * 32)

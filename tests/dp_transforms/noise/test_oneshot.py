@@ -24,7 +24,7 @@ from dpstream.accounting.mechanisms.laws import (
 from dpstream.dp_transforms.noise import oneshot
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+from tests.dp_transforms.reference import LEAST_P, masses, shape_p
 from tests.fixed import INPUTS
 
 RUN = (b"\x22" * 16, b"question")

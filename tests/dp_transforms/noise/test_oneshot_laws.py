@@ -25,7 +25,7 @@ from dpstream.accounting.mechanisms.optimum import SelectionOptimum
 from dpstream.dp_transforms.noise import oneshot
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.dp_transforms.noise.prf import KeyRing
-from tests.dp_transforms.laws import LEAST_P, shape_p
+from tests.dp_transforms.reference import LEAST_P, shape_p
 from tests.fixed import INPUTS
 
 RUN = (b"\x22" * 16, b"question")

@@ -33,7 +33,7 @@ from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian, TableSampler
 from tests.bench.paper.paper import published_thresholds
-from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+from tests.dp_transforms.reference import LEAST_P, masses, shape_p
 from tests.streams import STEP, make_plan
 
 KEY = b"\x07" * 32

@@ -40,7 +40,7 @@ from dpstream.dp_transforms.session import (
     totals,
 )
 from dpstream.dp_transforms.session import release as module
-from tests.dp_transforms.laws import LEAST_P, masses, shape_p
+from tests.dp_transforms.reference import LEAST_P, masses, shape_p
 from tests.fixed import INPUTS
 from tests.sessions import (
     QUESTIONS,
