@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from markupsafe import Markup
 from matplotlib import dates
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -44,7 +43,7 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import parse_toml
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.page import pages
+from dpstream.pipelines.render.page import document
 from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
 from dpstream.pipelines.tabulation.generate import Size, generate
@@ -111,11 +110,12 @@ def page(
         ]
         for name in ("flights", "mean_delay")
     }
-    made = pages().get_template("demo.html.j2")
-    return made.render(
+    return document(
+        "demo.html.j2",
+        "demo",
         lines=text.splitlines(),
         columns=[(_unit(name), picture) for name, picture in pictures.items()],
-        growth=_figure(_grown(_of_key(releases, keys[0]), keys[0]), keys[0]),
+        growth=_grown(_of_key(releases, keys[0]), keys[0]),
         public_only=PUBLIC_ONLY,
         **promise(plan, describe(plan, budget)),
     )
@@ -134,23 +134,22 @@ def _of_key(table: pa.Table, key: Key) -> pa.Table:
     )
 
 
-def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> dict[str, Any]:
+def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> tuple[str, dict[str, Any]]:
     figure, axes = charts.axes_of(4.4, 2.6)
     _panel(axes, mine, name, _ON_PAGE)
     words = f"{_unit(name)} of {key[0]} {key[1]}: {mine.num_rows} weeks released, beside the truth"
-    return _figure(charts.Picture(charts.svg(figure, chart_name, words), words), key)
+    return _titled(charts.svg(figure, chart_name, words), words, key)
 
 
-def _grown(mine: pa.Table, key: Key) -> charts.Picture:
+def _grown(mine: pa.Table, key: Key) -> tuple[str, dict[str, Any]]:
     figure, axes = charts.axes_of(6.4, 2.6)
     _growth(axes, mine, _ON_PAGE)
     words = f"Flights of {key[0]} {key[1]} so far, every 12 hours, over three weeks"
-    return charts.Picture(charts.svg(figure, "growth", words), words)
+    return _titled(charts.svg(figure, "growth", words), words, key)
 
 
-def _figure(picture: charts.Picture, key: Key) -> dict[str, Any]:
-    # The picture's text is matplotlib's numbers and dates.
-    return {"title": " · ".join(key), "svg": Markup(picture.svg), "text": picture.caption}
+def _titled(svg: str, words: str, key: Key) -> tuple[str, dict[str, Any]]:
+    return " · ".join(key), charts.picture_fields(charts.Picture(svg, words))
 
 
 def _panel(axes: Any, mine: pa.Table, name: str, ink: _Ink) -> None:

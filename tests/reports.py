@@ -17,8 +17,8 @@ from dpstream.pipelines.connectors.files.source import pieces, read_piece
 from dpstream.pipelines.connectors.inputs import positioned
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.render.page import script_text
 from dpstream.pipelines.report.report import MARK
-from dpstream.pipelines.report.view import script
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.written import write_release
@@ -136,11 +136,11 @@ def execute(job: Job) -> None:
 def check_scripts(page: Page) -> None:
     """Only the product's script may run, and its data holds no mark of HTML."""
     *data, code = page.every("script")
-    assert code == {} and page.scripts[-1] == script() and len(page.scripts) == len(data) + 1
+    assert code == {} and page.scripts[-1] == script_text() and len(page.scripts) == len(data) + 1
     assert data in ([], [{"type": "application/json", "id": "data"}])
     assert not [text for text in page.scripts[:-1] if set("<>&") & set(text)]
     [rules] = [m["content"] or "" for m in page.every("meta") if m.get("http-equiv")]
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(script_text().encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in rules and "default-src 'none'" in rules
     assert "connect-src" not in rules and "require-trusted-types-for 'script'" in rules
 

@@ -1,13 +1,25 @@
-"""HTML pages: their templates, their mark, and files that only a newer page replaces.
+"""HTML pages: one frame with a list of sections, and files that only a newer page replaces.
 
-In templates all texts are escaped but `Markup`, and what is missing is an error.
+A page is a template that fills the frame `page.html.j2` with sections of texts, figures, tables and
+charts (`parts.html.j2`).  All texts are escaped but `Markup`, and what is missing is an error.
+
+**The one script** of a page and the data it shows are inside the page, and nothing else may run.
+The script's digest stands in the page's Content-Security-Policy: a script that a key or a column
+smuggled in would not run, nothing is loaded and nothing sent.  The data is JSON in which no mark of
+HTML is left, and the script puts text into the page as text alone (Trusted Types, which the policy
+requires, refuse anything else).
 """
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, human_up, percent
@@ -30,6 +42,73 @@ def pages() -> Environment:
 
 def _text(name: str) -> str:
     return resources.files("dpstream.pipelines").joinpath("templates", name).read_text("utf-8")
+
+
+#: Marks that could end a script element or begin one, and the escapes JSON has for them.
+_MARKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def script_text() -> str:
+    """Return the script's text: search, sort, CSV, tooltips; of a served page, looking again."""
+    return _text("report.js")
+
+
+def policy(script: bool = False, live: bool = False, images: bool = False) -> str:
+    """Return a page's Content-Security-Policy.
+
+    Args:
+        script: the page has the script.
+        live: a served page asks its own server whether there is something new.
+        images: pictures of the page have pixels, which are inside the page.
+    """
+    rules = ["default-src 'none'", "style-src 'unsafe-inline'"]
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script_text().encode()).digest()).decode()
+        rules.append(f"script-src 'sha256-{digest}'")
+    rules += ["base-uri 'none'", "form-action 'none'"]
+    if script:
+        rules += ["require-trusted-types-for 'script'", "trusted-types 'none'"]
+    rules += ["connect-src 'self'"] if live else []
+    return "; ".join(rules + (["img-src data:"] if images else []))
+
+
+def embedded(value: Any) -> Markup:
+    """Return JSON for a data element: no text of it can end the element."""
+    text = msgspec.json.encode(value).decode()
+    for mark, escape in _MARKS.items():
+        text = text.replace(mark, escape)
+    return Markup(text)
+
+
+def document(
+    template: str,
+    command: str,
+    *,
+    script: bool = False,
+    live: str = "",
+    images: bool = False,
+    **values: Any,
+) -> str:
+    """Return a page: one self-contained HTML document.
+
+    Args:
+        template: fills the frame.
+        command: which makes the page.
+        script: whether the page has the script; images: see `policy`.
+        live: of a served page, the state that it shows; it asks for a newer one.
+        values: of the template; only `Markup` is not escaped.
+    """
+    return (
+        pages()
+        .get_template(template)
+        .render(
+            mark=Markup(mark_of(command)),
+            policy=policy(script, bool(live), images),
+            script=Markup(script_text()) if script else "",
+            live=live,
+            **values,
+        )
+    )
 
 
 def mark_of(command: str) -> str:

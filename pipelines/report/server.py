@@ -16,7 +16,6 @@ Everybody else gets the same 404.  Other users of the machine do not know the to
 
 import hashlib
 import hmac
-import html
 import secrets
 import threading
 import time
@@ -30,9 +29,11 @@ from typing_extensions import override
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.formats.encodings import release_files
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.render.page import document
+from dpstream.pipelines.render.page import policy as policy_of
 from dpstream.pipelines.report.data import inventory
 from dpstream.pipelines.report.report import build
-from dpstream.pipelines.report.view import parts, render
+from dpstream.pipelines.report.view import render
 from dpstream.state.disk_errors import file_errors
 
 LOCAL = "127.0.0.1"
@@ -88,7 +89,8 @@ class Live:
         try:
             return render(build(self._job), live=version).encode()
         except DpstreamError as error:  # its text holds no value of data
-            return _waiting(str(error), version)
+            values = {"script": True, "live": version, "text": str(error)}
+            return document("waiting.html.j2", "report", **values).encode()
 
 
 def _state(job: Job) -> str:
@@ -104,20 +106,6 @@ def _state(job: Job) -> str:
             f"{path.parent.name}/{path.name} {status.st_mtime_ns} {status.st_size};".encode()
         )
     return digest.hexdigest()[:32]
-
-
-def _waiting(text: str, version: str) -> bytes:
-    """A page for what cannot be shown yet."""
-    made = parts(live=True)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(made["policy"])}">'
-        "<title>dpstream report</title></head><body><h1>No report yet</h1>"
-        f'<p style="overflow-wrap:anywhere">{html.escape(text)}</p>'
-        f'<p id="live" role="status" data-version="{version}">This page looks again.</p>'
-        f"<script>{made['script']}</script></body></html>"
-    ).encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -153,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, body: bytes, kind: str) -> None:
         self.send_response(code)
-        policy = parts(live=True)["policy"] + "; frame-ancestors 'none'"
+        policy = policy_of(script=True, live=True) + "; frame-ancestors 'none'"
         headers = {**_HEADERS, "Content-Security-Policy": policy, "Content-Type": kind}
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)

@@ -1,31 +1,20 @@
 """The page of a report: texts and pictures for the template, which escapes them.
 
-**The one script** of a page and the data it shows are inside the page, and nothing else may run.
-The script's digest stands in the page's Content-Security-Policy: a script that a key or a column
-smuggled in would not run, nothing is loaded and nothing sent.  The data is JSON in which no mark of
-HTML is left, and the script puts text into the page as text alone (Trusted Types, which the policy
-requires, refuse anything else).
-
 **Pictures** are of released values over time, with the noise of each.  The bands and bars are
 +-1.96 sd of the noise.  They are cut at what the column can be (a mean's bound, 0 of a count), so
 that a key with much noise does not flatten the picture; values never are.
 """
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from importlib import resources
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-from markupsafe import Markup
 from matplotlib import dates
 
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, human, moment_of
+from dpstream.accounting.figures import duration, human, human_up, moment_of
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
@@ -42,9 +31,9 @@ from dpstream.pipelines.render.charts import (
     values_axis,
 )
 from dpstream.pipelines.render.job_plan import trigger_rows
-from dpstream.pipelines.render.page import pages
+from dpstream.pipelines.render.page import document, embedded
 from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
-from dpstream.pipelines.report.report import MARK, TRUTH_LABEL, Report
+from dpstream.pipelines.report.report import TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     Column,
     instant,
@@ -55,49 +44,6 @@ from dpstream.pipelines.report.text import (
     window_name,
     with_error,
 )
-
-#: Marks that could end a script element or begin one, and the escapes JSON has for them.
-_MARKS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-
-def script() -> str:
-    """Return the script's text: search, sort, CSV, tooltips; of a served page, looking again."""
-    folder = resources.files("dpstream.pipelines").joinpath("templates")
-    return folder.joinpath("report.js").read_text("utf-8")
-
-
-def policy(live: bool = False) -> str:
-    """Return the page's Content-Security-Policy.
-
-    Args:
-        live: a served page asks its own server whether there is something new.
-    """
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    rules = [
-        "default-src 'none'",
-        "style-src 'unsafe-inline'",
-        f"script-src 'sha256-{digest}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-        *(["connect-src 'self'"] if live else []),
-    ]
-    return "; ".join(rules)
-
-
-def embedded(value: Any) -> Markup:
-    """Return JSON for a data element: no text of it can end the element."""
-    text = msgspec.json.encode(value).decode()
-    for mark, escape in _MARKS.items():
-        text = text.replace(mark, escape)
-    return Markup(text)
-
-
-def parts(live: bool = False) -> dict[str, Any]:
-    """Return the parameters of each template with the script."""
-    return {"policy": policy(live), "script": Markup(script())}
-
 
 #: Share of the longest bands, at either end, that may be cut: one value of which nothing is known
 #: would flatten all others.
@@ -252,33 +198,39 @@ def render(report: Report, live: str = "") -> str:
     Args:
         live: of a served page, the state of the releases that it shows; it asks for a newer one.
     """
-    return pages().get_template("report.html.j2").render(context(report, live))
+    values = context(report)
+    return document("report.html.j2", "report", script=True, live=live, **values)
 
 
-def context(report: Report, live: str = "") -> dict[str, Any]:
-    """Return the parameters of the template; only `Markup` is not escaped."""
+def context(report: Report) -> dict[str, Any]:
+    """Return the parameters of the template."""
     plan, timeline = report.job.plan, report.job.plan.timeline
     findings = report.findings
     drawn_window = findings.drawn_window
     drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
+    columns = [_column(report, a) for a in drawn]
+    heads, rows = trigger_rows(report.figures)
     return {
-        "mark": Markup(MARK),
-        "live": live,
-        **parts(bool(live)),
         "title": title_of(report.job),
         **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
         "present": len(report.inventory.releases),
         "expected": report.expected,
-        "rows": sum(release.keys for release in report.inventory.releases),
-        "windows": len(findings.windows),
-        "windows_with_keys": int((findings.keys > 0).sum()),
-        "keys_text": keys_text(report),
+        "released": [
+            ("keys released", keys_text(report)),
+            (
+                "windows with a key",
+                f"{human(int((findings.keys > 0).sum()))} of {human(len(findings.windows))}",
+            ),
+            ("rows in all releases", human(sum(r.keys for r in report.inventory.releases))),
+            *((f"median sd of {c['name']}", c["sd_in_words"]) for c in columns),
+        ],
+        "bought": bought(report.figures),
         "drawn_window": window_name(timeline, drawn_window[0].window) if drawn_window else None,
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
         "grows": timeline.triggers > 1,
-        "columns": [_column(report, a) for a in drawn],
+        "columns": columns,
         "trends": _window_count(report) > 1,
         "used_up": plan.privacy.contributions if timeline.period is None else None,
         "undrawn": len(plan.aggregates) > len(drawn),
@@ -287,7 +239,9 @@ def context(report: Report, live: str = "") -> dict[str, Any]:
         "truth": report.truth,
         "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
-        "triggers": trigger_rows(report.figures),
+        "trigger_heads": [(head, "n") for head in heads],
+        "trigger_rows": rows,
+        "error_heads": [(f"{c['name']}: median error", "n") for c in report.figures["columns"]],
         "settings": settings(report.job, report.plan),
     }
 
@@ -307,6 +261,25 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
         "trigger_in_words": duration(timeline.trigger_every),
         "periods": first_and_last(figures["periods"]),
     }
+
+
+def bought(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the budget bought, by name.
+
+    Args:
+        figures: `accounting.guarantee.describe` of a plan.
+    """
+    split = figures["split"]
+    facts = [("mu (Gaussian DP)", human_up(split["mu"]))]
+    if split["law"] == "geometric":
+        facts = [("epsilon, charged plain", human_up(figures["guarantee"]["epsilon"]))]
+    if figures["selection"]:
+        facts.append(("theta, part of delta for thresholds", human(split["theta"])))
+        facts.append(("b, chance per key and round", human_up(split["b"])))
+    facts.append(("delta for noise", human_up(split["delta_gaussian"])))
+    if figures["selection"]:
+        facts.append(("delta for thresholds", human_up(split["delta_thresholds"])))
+    return facts
 
 
 def keys_text(report: Report) -> str:

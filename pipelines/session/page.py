@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -27,7 +26,7 @@ from dpstream.accounting.regions.space import Budget, Category, Dimension, Space
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import Picture, picture_fields
-from dpstream.pipelines.render.page import mark_of, pages, write_own
+from dpstream.pipelines.render.page import document, mark_of, write_own
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.conditions import Kind, nonempty
 from dpstream.pipelines.session.open_table import OpenTable
@@ -280,7 +279,8 @@ def frame_of(boxes: Int64) -> Int64:
 
 def render(open_table: OpenTable, chosen: Chosen) -> str:
     """Return one self-contained HTML document."""
-    return pages().get_template("session.html.j2").render(context(open_table, chosen))
+    values = context(open_table, chosen)
+    return document("session.html.j2", "session", images=True, **values)
 
 
 def png(open_table: OpenTable, chosen: Chosen) -> bytes:
@@ -302,11 +302,10 @@ def png(open_table: OpenTable, chosen: Chosen) -> bytes:
 
 
 def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
-    """Return the values of the template; only `Markup` is not escaped."""
+    """Return the values of the template."""
     summary = overview(open_table, Selection(open_table.space))
     lines = transcript(open_table)[::-1]
     return {
-        "mark": Markup(MARK),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "insecure": open_table.insecure,
         "overview": summary,
@@ -344,10 +343,12 @@ def _kind(
     moments = over_time(open_table.table, kind, open_table.account.history())
     return {
         "kind": kind,
-        "most": _amount(budget["most_spent"]),
-        "least": _amount(budget["least_spent"]),
-        "initial": _amount(budget["most_initial"]),
-        "regions": budget["regions"],
+        "facts": [
+            ("spent by a point, at most", _amount(budget["most_spent"])),
+            ("spent by a point, at least", _amount(budget["least_spent"])),
+            ("most that a record can have", _amount(budget["most_initial"])),
+            ("regions", human(budget["regions"])),
+        ],
         "maps": [picture_fields(picture) for picture in maps],
         "time": picture_fields(spending_picture(moments, kind)) if moments else None,
         "rows": [

@@ -1,5 +1,11 @@
-"""Templates escape what they are given; a page replaces only an older one of its own."""
+"""Templates escape what they are given; a page replaces only an older one of its own.
 
+The page's script: named by its digest, and data that cannot leave its element.
+"""
+
+import base64
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +13,17 @@ from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpstream.accounting.errors import RunError, UsageError
-from dpstream.pipelines.render.page import begins_with, ending_of, mark_of, pages, write_own
+from dpstream.pipelines.render.page import (
+    begins_with,
+    document,
+    embedded,
+    ending_of,
+    mark_of,
+    pages,
+    policy,
+    script_text,
+    write_own,
+)
 from dpstream.state.durable import PRIVATE
 
 
@@ -24,6 +40,38 @@ def test_templates_include_each_other() -> None:
     assert pages().from_string('<style>{% include "style.css.j2" %}</style>').render() == (
         f"<style>{style}</style>"
     )
+
+
+def test_the_policy_names_the_script_and_nothing_else() -> None:
+    digest = base64.b64encode(hashlib.sha256(script_text().encode()).digest()).decode()
+    rules = dict(rule.split(" ", 1) for rule in policy(True).split("; "))
+    assert rules["script-src"] == f"'sha256-{digest}'" and rules["default-src"] == "'none'"
+    assert rules["base-uri"] == rules["form-action"] == "'none'" and "connect-src" not in rules
+    assert policy(True, live=True) == policy(True) + "; connect-src 'self'"
+    assert policy(images=True) == policy() + "; img-src data:" and "script-src" not in policy()
+    page = document("waiting.html.j2", "report", script=True, live="7", text="<b>not yet")
+    assert page.startswith(mark_of("report")) and f"<script>{script_text()}</script>" in page
+    assert "&lt;b&gt;not yet" in page and "connect-src" in page
+    assert "<script" not in document("waiting.html.j2", "report", text="")
+
+
+def test_the_script_writes_text_alone() -> None:
+    for sink in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacent",
+        "document.write",
+        "eval(",
+        "Function(",
+    ):
+        assert sink not in script_text()
+    assert "</script" not in script_text() and "<!--" not in script_text()
+
+
+def test_data_holds_no_mark_of_html() -> None:
+    evil = ["</script><script>alert(1)</script>", "<!--", "&lt;", "\u2028\u2029", '"\\']
+    text = embedded({"keys": evil})
+    assert not set("<>&\u2028\u2029") & set(text) and json.loads(text) == {"keys": evil}
 
 
 def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:

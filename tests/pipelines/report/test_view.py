@@ -1,13 +1,8 @@
 """Texts of the page: what columns mean, what pictures say (pages are in test_report).
 
-The page's script: named by its digest, and data that cannot leave its element.
-
 Axes of values over time: bands are cut at what a column can be, values never.
 """
 
-import base64
-import hashlib
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -20,47 +15,16 @@ from dpstream.pipelines.report.view import (
     Bounds,
     Series,
     bounds_of,
-    embedded,
+    chart_of_lines,
     first_and_last,
     limits,
     meaning,
+    noise,
     over_time,
-    parts,
     picture_over_time,
-    policy,
     scatter_of,
-    script,
     unbroken,
 )
-
-
-def test_the_policy_names_the_script_and_nothing_else() -> None:
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
-    rules = dict(rule.split(" ", 1) for rule in policy().split("; "))
-    assert rules["script-src"] == f"'sha256-{digest}'" and rules["default-src"] == "'none'"
-    assert rules["base-uri"] == rules["form-action"] == "'none'" and "connect-src" not in rules
-    assert policy(live=True) == policy() + "; connect-src 'self'"
-    assert parts()["script"] == script() and parts(True)["policy"] == policy(True)
-
-
-def test_the_script_writes_text_alone() -> None:
-    for sink in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacent",
-        "document.write",
-        "eval(",
-        "Function(",
-    ):
-        assert sink not in script()
-    assert "</script" not in script() and "<!--" not in script()
-
-
-def test_data_holds_no_mark_of_html() -> None:
-    evil = ["</script><script>alert(1)</script>", "<!--", "&lt;", "\u2028\u2029", '"\\']
-    text = embedded({"keys": evil})
-    assert not set("<>&\u2028\u2029") & set(text) and json.loads(text) == {"keys": evil}
-
 
 NAN = float("nan")
 
@@ -174,3 +138,29 @@ def test_a_line_says_its_points(make_job: Callable[..., Job]) -> None:
     assert "two" not in chart["tips"]
     nothing = Series(when, np.full(3, np.nan), sds)
     assert over_time("x", nothing, ["one", "two", "three"], count, "Words") is None
+
+
+FIGURES = {
+    "streams": [
+        {"name": "selection", "sd": [1.0, 2.0, 3.0]},
+        {"name": "count", "sd": [4.0, 5.0, 6.0]},
+    ],
+    "tau": [7.0, 8.0, 9.0],
+}
+
+
+def test_pictures_say_their_numbers() -> None:
+    chart = chart_of_lines("n", "Title", "up", [("sd", [2.0, 3.0])])
+    assert chart["legend"] == [("s0", "sd")]
+    assert "sd from 2 at the first to 3 at the last" in chart["text"]
+
+
+def test_selection_and_values_apart() -> None:
+    selection, values = noise(FIGURES)
+    assert [name for _, name in selection["legend"]] == [
+        "threshold tau", "sd of the selection's noise",
+    ]  # fmt: skip
+    assert [name for _, name in values["legend"]] == ["sd of count"]
+    public = {**FIGURES, "tau": None}
+    [only] = noise(public)
+    assert [name for _, name in only["legend"]] == ["sd of selection", "sd of count"]
