@@ -89,8 +89,9 @@ class Live:
         try:
             return render(build(self._job), live=version).encode()
         except DpstreamError as error:  # its text holds no value of data
-            values = {"script": True, "live": version, "text": str(error)}
-            return document("waiting.html.j2", "report", **values).encode()
+            name = "waiting.html.j2"
+            page = document(name, "report", script=True, live=version, text=str(error))
+            return page.encode()
 
 
 def _state(job: Job) -> str:
