@@ -239,21 +239,18 @@ def _periods_rule(plan: Plan, budget: Budget) -> str:
 
 
 def _publishing(plan: Plan) -> str:
-    if not plan.design.restarts:
-        chosen = "every selected key" if plan.design.selects else "every key of the public list"
-        tested = ""
-        if plan.design.schedule is not None:
-            tested = f"; keys are tested at {plan.design.tests} triggers of a window"
-            tested += ", and what is published takes no selection weight" * plan.design.skips
-        elif plan.design.selects and plan.design.select_every > 1:
-            tested = f"; keys are tested every {plan.design.select_every} triggers"
-        why = hindrance(plan)
-        if why is not None:
-            tested += f"; what is published takes selection weight like other keys ({why})"
-        rule = f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
-        return rule + _remembered(plan)
-    flush = "; every once-selected key at window close" if plan.privacy.final_flush else ""
-    return "a key at each trigger at which it is selected (again)" + flush
+    chosen = "every selected key" if plan.design.selects else "every key of the public list"
+    tested = ""
+    if plan.design.schedule is not None:
+        tested = f"; keys are tested at {plan.design.tests} triggers of a window"
+        tested += ", and what is published takes no selection weight" * plan.design.skips
+    elif plan.design.selects and plan.design.select_every > 1:
+        tested = f"; keys are tested every {plan.design.select_every} triggers"
+    why = hindrance(plan)
+    if why is not None:
+        tested += f"; what is published takes selection weight like other keys ({why})"
+    rule = f"{chosen}, every {plan.design.refresh_every} trigger(s) and at window close{tested}"
+    return rule + _remembered(plan)
 
 
 def _remembered(plan: Plan) -> str:

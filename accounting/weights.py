@@ -183,7 +183,7 @@ SPARED = SelectionWeights(1.5, 2.0)
 
 
 def usual_weights(
-    contributions: int, *, combine: bool, sticky: bool, fused: bool, skip: bool = False
+    contributions: int, *, combine: bool, selects: bool, fused: bool, skip: bool = False
 ) -> SelectionWeights | None:
     """Return the weights of a job that names none.
 
@@ -194,14 +194,14 @@ def usual_weights(
 
     Args:
         contributions: C; combine: the statistic is combined.
-        sticky: keys are selected, once a window; fused: a count of units is published.
+        selects: keys are selected; fused: a count of units is published.
         skip: pairs on published keys take no weight, so that the first ones last longer.
     """
     if combine and skip:
         return SPARED
     if combine:
         return next((w for w in (STEEP, MILD) if w.integers(contributions)[-1]), STEEP)
-    if not sticky or fused or not 8 <= contributions <= limits.MAX_WEIGHTED:
+    if not selects or fused or not 8 <= contributions <= limits.MAX_WEIGHTED:
         return None
     return MILD if MILD.integers(contributions)[-1] else None
 

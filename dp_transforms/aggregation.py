@@ -1,7 +1,7 @@
 """AGGREGATE: the micro-batch of a (window, key shard, trigger) -> changes of key states.
 
-Sensitivity: a unit counts once per (key, round) over all micro-batches of the round, by exact
-sets of 128-bit keyed ids (mechanism.md rule 3), so an added unit moves one round's count by at
+Sensitivity: a unit counts once per (window, key) over all micro-batches, by exact
+sets of 128-bit keyed ids (mechanism.md rule 3), so an added unit moves a key's count by at
 most 1 (the weighted count by its weight); each admitted pair moves each value prefix by at most
 that stream's L.  With ``per_key_bound`` BOUND admits at most k pairs of a (unit, window, key) and
 says which one is the first: that one counts the unit, and no set is kept here.  All sums are int64
@@ -18,15 +18,13 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.state.store import KeyShard
 
-_ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)
-
 
 class Aggregated(msgspec.Struct, frozen=True):
     """The slots and pairs that a micro-batch changed.
 
     Attributes:
         touched: distinct slots with data, ascending.
-        pair_slots, pair_units: unit pairs counted for the first time in their round.
+        pair_slots, pair_units: unit pairs counted for the first time.
     """
 
     touched: Int64
@@ -77,7 +75,7 @@ def distinct(slots: Int64, size: int) -> Int64:
 def _fresh_units(
     plan: Plan, states: KeyShard, slots: Int64, rows: pa.RecordBatch
 ) -> tuple[Int64, Ids]:
-    """Return rows whose unit is new in the current round of its key, and the ids to store for them.
+    """Return rows whose unit is new to its key, and the ids to store for them.
 
     Of several new rows of one unit and key the one admitted first counts, in whatever order
     they were delivered.
@@ -98,9 +96,5 @@ def _fresh_units(
         rank = numbers(rows.column("rank"))
         chosen = chosen[np.argsort(rank[chosen], kind="stable")]
     marked = units[chosen]
-    if sets == "round":
-        # The id of the pair in its round: still 128 keyed bits, so sets stay exact.  A sticky
-        # key has one set for the whole window: selection must not count its units again.
-        marked[:, 1] ^= states.round[slots[chosen]].astype(np.uint64) * _ROUND_MIX
     fresh = states.pairs.add(slots[chosen], marked, stale)
     return chosen[fresh], marked[fresh]

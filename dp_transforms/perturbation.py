@@ -109,12 +109,12 @@ class PublishedPaths:
         rows = np.arange(self._rows, self._rows + len(new))
         self._row[new] = rows
         self._rows += len(new)
-        ids, round_zero = states.table.ids[new], np.zeros(len(new), np.int64)
+        ids = states.table.ids[new]
         for paths in self._paths:
-            paths.start(rows, ids, round_zero)
+            paths.start(rows, ids)
         for other in (self._units, self._untested):
             if other is not None:
-                other.start(rows, ids, round_zero)
+                other.start(rows, ids)
 
 
 class MixedPaths:

@@ -1,15 +1,15 @@
 """SELECT and PREDICT: which keys pass the noisy threshold (Algorithm 2; mechanism.md section 4).
 
-A key is selected at step j of its round when ``statistic + n_j > tau_j``: the statistic is the
+A key is selected at step j of its window when ``statistic + n_j > tau_j``: the statistic is the
 exact count of units, or ``a * weighted count + d * count`` (``accounting.weights``), and n_j
 the same combination of the decoded noises of its streams.  With everything on the lattice of
 2^-DECODE_BITS this is the integer test ``statistic >= need_j``, ``need_j = floor(tau_j - n_j)
 + 1``, and need_j does not depend on data: prediction and test compare with the same number,
 bit for bit.
 
-Sensitivity: an added unit raises one (key, round) count by 1 (or its weight) from its step on,
+Sensitivity: an added unit raises one (window, key) count by 1 (or its weight) from its step on,
 so the encoded stream moves by one column of the encoder, squared norm <= col2 (times the squared
-weight), in at most C (key, round) pairs.  A plain count that joins the statistic is a published
+weight), in at most C (window, key) pairs.  A plain count that joins the statistic is a published
 stream with its own share of the budget: the test is post-processing of both.  It is made only
 where the exact count exceeds mu_count; the thresholds carry the probability that this matters
 (C b of delta).
@@ -48,7 +48,7 @@ def _fill_thresholds(
 
 
 class NoisyThresholds:
-    """Noisy thresholds (``need`` above) of the next steps of each key's round.
+    """Noisy thresholds (``need`` above) of the next steps of each key.
 
     Each noise node is drawn once.
 
@@ -73,11 +73,11 @@ class NoisyThresholds:
         self._published = [stream.strategy.triggers != len(self._tau) for stream, _ in terms]
         ends = self._at[np.minimum(np.arange(len(self._at)) + self.horizon, len(self._tau))]
         self._most = int((ends - self._at).max())
-        #: (slots, horizon) noisy thresholds; step t of the round stands in column t mod horizon.
+        #: (slots, horizon) noisy thresholds; step t stands in column t mod horizon.
         self.thresholds = np.zeros((0, self.horizon), np.int32)
-        #: last step of the round that is computed, and the round it belongs to; by slot.
+        #: last step that is computed, and whether the noise was begun; by slot.
         self.computed = np.zeros(0, np.int64)
-        self._round = np.zeros(0, np.int64)
+        self._begun = np.zeros(0, np.bool_)
 
     def statistic(self, states: KeyShard, slots: Int64) -> Int64:
         """Return the exact statistic of the slots."""
@@ -88,14 +88,13 @@ class NoisyThresholds:
         return np.asarray(self._statistic.weighted * weighted + self._statistic.counted * units)
 
     def ensure(self, states: KeyShard, slots: Int64, step_index: Int64) -> None:
-        """Compute thresholds so that ``step_index`` of each slot's current round is covered."""
+        """Compute thresholds so that ``step_index`` of each slot is covered."""
         self._grow(states.size)
-        fresh = slots[self._round[slots] != states.round[slots]]
+        fresh = slots[~self._begun[slots]]
         if len(fresh):
             for paths, _ in self._paths:
-                paths.start(fresh, states.table.ids[fresh], states.round[fresh].astype(np.int64))
-            self._round[fresh] = states.round[fresh]
-            self.computed[fresh] = 0
+                paths.start(fresh, states.table.ids[fresh])
+            self._begun[fresh] = True
         short = self.computed[slots] < step_index
         slots, step_index = slots[short], step_index[short]
         if len(slots) == 0:
@@ -140,32 +139,23 @@ class NoisyThresholds:
             return
         more = max(size, have + have // 2, 1024) - have
         self.computed = np.concatenate([self.computed, np.zeros(more, np.int64)])
-        self._round = np.concatenate([self._round, np.full(more, -1, np.int64)])
+        self._begun = np.concatenate([self._begun, np.zeros(more, np.bool_)])
         self.thresholds = np.concatenate(
             [self.thresholds, np.zeros((more, self.horizon), np.int32)]
         )
 
 
-def step_index_of(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> Int64:
-    """Step of each slot's current round at a trigger (sticky rounds begin with the window)."""
-    return np.asarray(
-        plan.design.selection_step_index(trigger) - states.base[slots].astype(np.int64)
-    )
-
-
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
-    """Return the slots to test: more units than mu_count, and (sticky) not yet selected."""
-    tested = states.units[slots] > plan.privacy.pre_threshold
-    if not plan.design.restarts:
-        tested &= states.round[slots] == 0
-    return slots[tested]
+    """Return the slots to test: more units than mu_count, and not yet selected."""
+    tested = (states.units[slots] > plan.privacy.pre_threshold) & (states.round[slots] == 0)
+    return np.asarray(slots[tested])
 
 
 def select(
     plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> Bool:
     """Return (n,) whether each candidate passes at window trigger ``trigger``."""
-    step_index = step_index_of(plan, states, slots, trigger)
+    step_index: Int64 = np.full(len(slots), plan.design.selection_step_index(trigger))
     thresholds.ensure(states, slots, step_index)
     return thresholds.statistic(states, slots) >= thresholds.at(slots, step_index)
 
@@ -193,11 +183,10 @@ def predict(
     plan: Plan, thresholds: NoisyThresholds, states: KeyShard, slots: Int64, trigger: int
 ) -> None:
     """Set ``due`` of tested, unselected slots after trigger ``trigger``."""
-    step_index = step_index_of(plan, states, slots, trigger)
+    step_index = np.full(len(slots), plan.design.selection_step_index(trigger))
     due = np.empty(len(slots), np.int64)
     statistic = thresholds.statistic(states, slots)
     _first_pass(thresholds.thresholds, slots, statistic, step_index, thresholds.computed, due)
-    due += states.base[slots]
     tests = plan.design.test_triggers
     test = tests[np.minimum(due, len(tests)) - 1]
     states.due[slots] = np.where(due <= len(tests), test, NEVER)
@@ -209,7 +198,7 @@ def wait_for_test(plan: Plan, states: KeyShard, slots: Int64, trigger: int) -> N
 
 
 def next_publication(plan: Plan, trigger: int) -> int:
-    """Return the next public trigger after ``trigger`` in the calendar of sticky mode."""
+    """Return the next public trigger after ``trigger``."""
     every, last = plan.design.refresh_every, plan.timeline.triggers
     if trigger >= last:
         return NEVER

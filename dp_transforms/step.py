@@ -277,10 +277,7 @@ class Stepper:
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers
-        if not self.plan.design.restarts:
-            chosen, selected = self._sticky(states, window, slots, trigger)
-        else:
-            chosen, selected = self._rounds(states, window, slots, trigger)
+        chosen, selected = self._chosen(states, window, slots, trigger)
         if len(chosen):
             paths = self._paths(states, window)
             remembered = ~np.isin(chosen, selected)
@@ -288,8 +285,6 @@ class Stepper:
             releases = self._rows(states, chosen, published)
         else:
             releases = self._nothing
-        if self.plan.design.restarts:
-            self._restart(states, selected, trigger)
         changed = distinct(np.concatenate([batch.touched, selected, entered]), states.size)
         noted = None
         if self.plan.design.remembers and len(selected):
@@ -298,10 +293,10 @@ class Stepper:
         pairs = batch.pair_slots, batch.pair_units
         return StepResult(changed, slots, *pairs, releases, chosen, closes, noted, time)
 
-    def _sticky(
+    def _chosen(
         self, states: KeyShard, window: int, slots: Int64, trigger: int
     ) -> tuple[Int64, Int64]:
-        """(slots to publish, slots newly selected) when selection lasts for the window."""
+        """(slots to publish, slots newly selected); a selection lasts for the window."""
         newly = slots[:0]
         if self.plan.design.selects:
             tested = candidates(self.plan, states, slots)
@@ -318,31 +313,6 @@ class Stepper:
         selected = slots[states.round[slots] > 0]
         states.due[selected] = next_publication(self.plan, trigger)
         return (selected if publishes(self.plan, trigger) else newly), newly
-
-    def _rounds(
-        self, states: KeyShard, window: int, slots: Int64, trigger: int
-    ) -> tuple[Int64, Int64]:
-        """(slots to publish, slots selected) when every release starts a new round."""
-        tested = candidates(self.plan, states, slots)
-        thresholds = self._thresholds(states, window)
-        passed = select(self.plan, thresholds, states, tested, trigger)
-        selected = tested[passed]
-        predict(self.plan, thresholds, states, tested[~passed], trigger)
-        chosen = selected
-        if self.plan.privacy.final_flush:
-            # A key selected once is due at the close at the latest.
-            last = self.plan.timeline.triggers
-            once = np.union1d(selected, slots[states.round[slots] > 0])
-            states.due[once] = np.minimum(states.due[once], last)
-            chosen = once if trigger == last else selected
-        return chosen, selected
-
-    @staticmethod
-    def _restart(states: KeyShard, selected: Int64, trigger: int) -> None:
-        """Start the next round at the public release trigger, counting from zero."""
-        states.round[selected] += 1
-        states.base[selected] = trigger
-        states.units[selected] = 0
 
     def _entering_keys(self, window: int, shard: int, trigger: int) -> tuple[pa.Table | None, Ids]:
         """Public and remembered keys that enter a shard at this step and their ids: all at the

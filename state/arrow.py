@@ -83,7 +83,6 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
         "units": states.units[slots],
         "due": states.due[slots],
         "round": states.round[slots],
-        "base": states.base[slots],
     }
     values = states.values[slots]
     return _key_blobs(batch, columns, values, result.pair_slots, result.pair_units)
@@ -127,7 +126,6 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
         "units": piece.units,
         "due": piece.due,
         "round": piece.round,
-        "base": piece.base,
         "done": piece.done,
     }
     pair_slots = slots[piece.pair_rows]
@@ -149,7 +147,6 @@ def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
             states.values[piece],
             states.due[piece],
             states.round[piece],
-            states.base[piece],
             states.done[piece],
             slots[first:last] - piece.start,
             units[first:last],
@@ -180,7 +177,6 @@ def replay_keys(
         states.units[slots] = change.column("units").to_numpy()
         states.due[slots] = change.column("due").to_numpy()
         states.round[slots] = change.column("round").to_numpy()
-        states.base[slots] = change.column("base").to_numpy()
         for stream in range(states.values.shape[1]):
             states.values[slots, stream] = change.column(f"v{stream}").to_numpy()
         pair = from_bytes(pairs)

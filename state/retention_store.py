@@ -72,7 +72,7 @@ class KeyPiece(NamedTuple):
 
     Attributes (arrays by row):
         keys: key columns and ``_id`` (16 bytes).
-        units, values (n, V), due, round, base, done: see ``KeyShard``.
+        units, values (n, V), due, round, done: see ``KeyShard``.
         pair_rows, pair_units: unit pairs of these keys: row of the piece, and (m, 2) ids.
     """
 
@@ -81,7 +81,6 @@ class KeyPiece(NamedTuple):
     values: Int64
     due: Int32
     round: Int32
-    base: Int32
     done: Bool
     pair_rows: Int64
     pair_units: Ids
@@ -390,7 +389,6 @@ def take_keys(piece: KeyPiece, rows: Int64) -> KeyPiece:
         piece.values[rows],
         piece.due[rows],
         piece.round[rows],
-        piece.base[rows],
         piece.done[rows],
         place[piece.pair_rows[mine]],
         piece.pair_units[mine],

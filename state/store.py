@@ -80,12 +80,12 @@ class KeyShard:
     """States of the keys of one (window, shard), columnar and addressed by slot.
 
     Attributes (arrays by slot; only the first ``size`` entries mean anything):
-        units: exact units of the current round.
+        units: exact units that selection has counted.
         values: (n, V) exact prefix of each value stream; with selection weights the weighted
             count of units stands last.
         due: trigger at which the key must be looked at even without data.
         done: the key has taken step ``committed + 1`` already, in a commit of a part of it.
-        round: times selected; base: trigger at which the current round began.
+        round: 1 once the key is selected, else 0.
         keys: Arrow key columns, in the plan's order.
         scratch: caches of the flow (noise paths); lives as long as this object.
     """
@@ -98,7 +98,6 @@ class KeyShard:
         self.values = np.zeros((0, streams), np.int64)
         self.due = np.zeros(0, np.int32)
         self.round = np.zeros(0, np.int32)
-        self.base = np.zeros(0, np.int32)
         self.done = np.zeros(0, np.bool_)
         self.scratch: dict[str, Any] = {}
         self.logged = 0
@@ -162,7 +161,6 @@ class KeyShard:
         )
         self.due = np.concatenate([self.due, np.full(more, NEVER, np.int32)])
         self.round = np.concatenate([self.round, np.zeros(more, np.int32)])
-        self.base = np.concatenate([self.base, np.zeros(more, np.int32)])
         self.done = np.concatenate([self.done, np.zeros(more, np.bool_)])
 
 
@@ -170,7 +168,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """The changes of a step: everything that must be durable before its releases are published.
 
     Attributes:
-        changed: slots whose units, values, round or base changed.
+        changed: slots whose units, values or round changed.
         examined: slots that were examined: changed, due or published.
         pair_slots, pair_units: unit pairs counted for the first time.
         releases: the released rows of this shard, possibly none; published: their slots.

@@ -208,7 +208,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
     """Noise of one stream; ``value`` is L of a value column, ``None`` for counts of units."""
     privacy = plan.privacy
     design = plan.design
-    if name == "selection" and not design.restarts and not design.selection_published:
+    if name == "selection" and not design.selection_published:
         encoder = _encoder(testing_strategy(privacy.strategy, design.tests, last_test(plan)))
     else:
         triggers = design.tests if name == "selection" else design.value_steps
@@ -264,14 +264,6 @@ def allocate_mechanism(plan: Mechanism) -> Budget:
         PolicyError: if windows share periods and the plan does not allow for it.
     """
     _refuse_shared_windows(plan)
-    if plan.privacy.selection_share is not None:
-        fused = not plan.design.streams and not plan.design.units_apart
-        if not plan.design.selects or fused:
-            raise UsageError(
-                "mechanism.selection_share",
-                "has no effect: selection has no other stream to share with, or a share of its own",
-                "omit it",
-            )
     names = _strategies(plan)
     if len(names) == 1:
         return _checked(with_privacy(plan, strategy=names[0]))
@@ -347,7 +339,7 @@ def _refuse_shared_windows(plan: Mechanism) -> None:
 def _divided(plan: Mechanism) -> Budget:
     privacy = plan.privacy
     mu, theta, tail = delta_split(plan)
-    shares = divide(plan)
+    shares = divide(plan, plan.selection_share)
     selection = units = statistic = tau = None
     if plan.design.selects:
         selection = _stream(plan, "selection", None, shares.selection, mu)
@@ -372,8 +364,8 @@ def _plain(plan: Mechanism) -> Budget:
     keys, windows and steps (by C for a count of units), and what is noised by a times that.
 
     Selected keys (mechanism.md section 4): a count of units is tested, a published one where there
-    is one (unless ``selection_share`` asks for another), else one that pays a part of epsilon.  Its
-    b = delta / C per (key, window) is all that is added to plain epsilon.
+    is one, else one that pays a part of epsilon.  Its b = delta / C per (key, window) is all that
+    is added to plain epsilon.
     """
     privacy, design = plan.privacy, plan.design
     shares = {stream.name: Fraction(stream.share) for stream in design.streams}
@@ -384,13 +376,9 @@ def _plain(plan: Mechanism) -> Budget:
         steps["units"] = 1, design.tests if design.selects else design.triggers
         tested = "units"
     if design.selects and tested is None:
-        apart = privacy.selection_share is not None
-        tested = COUNT if design.counts_units and not apart else "selection"
+        tested = COUNT if design.counts_units else "selection"
         if tested == "selection":
             shares[tested] = sum(shares.values(), Fraction(0)) / len(shares)
-            if privacy.selection_share is not None:
-                part = Fraction(privacy.selection_share)
-                shares[tested] = part / (1 - part) * sum(list(shares.values())[:-1], Fraction(0))
             steps[tested] = 1, design.tests
     total, once = sum(shares.values(), Fraction(0)), design.selects and design.tests == 1
     streams = {

@@ -229,8 +229,6 @@ def _explicit(
     plan: Plan, refresh_every: int, select_every: int, tests: tuple[int, ...] | None = None
 ) -> Plan:
     """The plan with the defaults that decide when something is published or tested."""
-    if plan.design.restarts:
-        return plan  # tests and publishes at every trigger; there the two must be left out
     every = select_every if tests is None else None
     return with_privacy(plan, refresh_every=refresh_every, select_every=every, tests=tests)
 

@@ -58,7 +58,7 @@ from dpstream.accounting.errors import instance
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Mechanism, Resolved
-from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.privacy import THETA, Privacy
 from dpstream.accounting.plan.timeline import DEFAULT_TESTS, shares_of_tests
 from dpstream.accounting.strategies import DenseStrategy, GeometricStrategy, Strategy
 from dpstream.accounting.strategies.dense import rising_parameters
@@ -246,9 +246,8 @@ def delta_split(plan: Mechanism) -> tuple[float, float, float]:
     if _one_test(plan):
         mu = mu_of(epsilon, delta)
         return mu, 0.0, one_trigger_tail(epsilon, delta, mu, count)
-    theta = privacy.theta
-    mu_delta = delta * (1 - theta) * (1 - _SLACK)
-    return mu_of(epsilon, mu_delta), theta, theta * delta / count * (1 - _SLACK)
+    mu_delta = delta * (1 - THETA) * (1 - _SLACK)
+    return mu_of(epsilon, mu_delta), THETA, THETA * delta / count * (1 - _SLACK)
 
 
 def _one_test(plan: Mechanism) -> bool:
@@ -298,14 +297,13 @@ def last_test(plan: Resolved) -> float:
 def thresholds_of_tests(plan: Mechanism, tail: float, statistic: Statistic) -> Int64:
     """Return thresholds of the tests, for all keys of a unit together where that is proven.
 
-    Not where one person is several units of a window, whose indices repeat; nor where a key is
-    selected again and again (``rounds``), or the selection stream goes on as a published count
-    (its units weigh alike, so that nothing is won).
+    Not where one person is several units of a window, whose indices repeat; nor where the selection
+    stream goes on as a published count (its units weigh alike, so that nothing is won).
     """
     privacy, design = plan.privacy, plan.design
     mu_count, sd, rounding = privacy.pre_threshold, statistic.sd, statistic.rounding
     alone = statistic.alone, design.units_alone
-    if design.restarts or design.selection_published:
+    if design.selection_published:
         return thresholds(tail, mu_count, sd, rounding, *alone)
     shares = shares_of_tests(design.tests)
     if design.weights is None or design.units_alone > 1:

@@ -78,8 +78,7 @@ def costs_of(plan: Resolved) -> Costs:
     if privacy.per_key_bound is not None:
         squares = per_key_squares(privacy.per_key_bound, count)
         return Costs(selected, counted, squares / squares.max())
-    values = value_costs(privacy.mode, privacy.strategy, plan.design.triggers, count)
-    return Costs(selected, counted, values)
+    return Costs(selected, counted, value_costs(count))
 
 
 @functools.lru_cache(maxsize=64)
@@ -102,35 +101,22 @@ def per_key_squares(bound: int, contributions: int) -> Float64:
     return np.asarray(full * (more + 1) ** 2 + ones + between * (between + 2), np.float64)
 
 
-@functools.lru_cache(maxsize=64)
-def value_costs(mode: str, strategy: str, triggers: int, contributions: int) -> Float64:
+def value_costs(contributions: int) -> Float64:
     """Return (C,) g(n) for n = 1..C without a bound per key.
 
-    ``sticky``: a (window, key) is selected once, so n selections are n keys, and the worst
-    is C-n+1 pairs on one of them: ((C-n+1)^2 + n - 1) / C^2.
-
-    ``rounds``: a key can be selected again, so n selections can be n different steps of one
-    value tree (``Strategy.worst_split``).  Rounds beyond T must lie in other trees, where a
-    step costs at most the largest worst_split(m, m) / m.  Rounded up.
+    A (window, key) is selected once, so n selections are n keys, and the worst is C-n+1 pairs on
+    one of them: ((C-n+1)^2 + n - 1) / C^2.  Rounded up.
     """
-    total = contributions
-    n = np.arange(1, total + 1, dtype=np.float64)
-    if mode == "sticky":
-        return np.asarray(((total - n + 1) ** 2 + n - 1) / total**2 * (1 + SLACK))
-    encoder = strategy_of(strategy, triggers)
-    per_step = max(encoder.worst_split(m, m) / m for m in range(1, min(total, triggers) + 1))
-    within = [float(encoder.worst_split(k, total)) for k in range(1, min(total, triggers) + 1)]
-    # Beyond T one tree of m rounds takes all excess; m is bounded between powers of two.
-    beyond = np.arange(triggers + 1, total + 1)
-    excess = np.zeros(len(beyond))
-    for m, most in ((1 << i, min((2 << i) - 1, triggers)) for i in range(triggers.bit_length())):
-        cost = encoder.worst_split(most, most + total - beyond) + (beyond - m) * per_step
-        excess = np.maximum(excess, cost)
-    return np.append(within, excess) / (encoder.col2 * total**2) * (1 + SLACK)
+    n = np.arange(1, contributions + 1, dtype=np.float64)
+    return np.asarray(((contributions - n + 1) ** 2 + n - 1) / contributions**2 * (1 + SLACK))
 
 
-def divide(plan: Resolved) -> Shares:
-    """Return the plan's own shares, or the best known for its kind."""
+def divide(plan: Resolved, selection_share: float | None = None) -> Shares:
+    """Return the plan's shares.
+
+    Args:
+        selection_share: see `accounting.plan.plan.Mechanism`.
+    """
     costs, values = costs_of(plan), float(bool(plan.design.streams))
     units = float(plan.design.units_apart)
     if not plan.design.selects:
@@ -141,14 +127,14 @@ def divide(plan: Resolved) -> Shares:
         return Shares(0.0, scale * u, scale * v)
     if not values and not units:
         return Shares(1 - SLACK, 0.0, 0.0)
-    share = plan.privacy.selection_share or _selection_share(plan, costs)
+    share = selection_share or _selection_share(plan, costs)
     u, v = direction_of(plan) if units else (0.0, 1.0)
     scale = costs.largest(share, u, v)
     return Shares(share, scale * u, scale * v)
 
 
 def _selection_share(plan: Resolved, costs: Costs) -> float:
-    """Default share of key selection where something else is published too."""
+    """Share of key selection where something else is published too."""
     weights = plan.design.weights
     if weights is not None and weights.size_share is not None:
         return weights.size_share

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def remembers(plan: "Plan") -> bool:
     """Return whether a window publishes keys of earlier windows from its start."""
-    timeline, privacy = plan.timeline, plan.privacy
-    if plan.public_keys is not None or privacy.mode != "sticky":
+    timeline = plan.timeline
+    if plan.public_keys is not None:
         return False
     several = timeline.end is None or timeline.windows > 1
     return several and plan.remember != "never"
@@ -58,12 +58,6 @@ def check_remember(plan: "Plan") -> None:
     if plan.public_keys is not None:
         raise UsageError(
             "remember_keys", "public keys are known in every window", "omit it, or public_keys"
-        )
-    if plan.privacy.mode != "sticky":
-        raise UsageError(
-            "remember_keys",
-            "needs mode 'sticky': in mode 'rounds' every release of a key must be earned again",
-            "use 'sticky', or omit it",
         )
     every = plan.timeline.trigger_every
     if isinstance(plan.remember, int) and (plan.remember <= 0 or plan.remember % every):
@@ -112,7 +106,6 @@ def skips(
     return (
         suited
         and selects
-        and privacy.mode == "sticky"
         and privacy.weights is not None
         and not privacy.weights.by_size
         and privacy.per_key_bound in (None, 1)
@@ -128,7 +121,7 @@ def weights_of(privacy: "Privacy", skipping: bool) -> SelectionWeights | None:
     """
     if not (skipping and privacy.skip is None and privacy.usual_weights):
         return privacy.weights
-    kind = {"combine": privacy.combine, "sticky": True, "fused": False}
+    kind = {"combine": privacy.combine, "selects": True, "fused": False}
     return usual_weights(privacy.contributions, **kind, skip=True) or privacy.weights
 
 
@@ -155,8 +148,8 @@ def hindrance(plan: "Plan") -> str | None:
 
 #: How long the exact set of a key's units is kept: not at all (public keys without a count of
 #: units, or pairs are admitted with a bound per key and say which of them is the first), until the
-#: key is selected, until its round ends, or until the window closes.
-UnitSets = Literal["none", "until selected", "round", "window"]
+#: key is selected, or until the window closes.
+UnitSets = Literal["none", "until selected", "window"]
 #: Where a published count of units gets its noise: none is published, it is the selection stream
 #: continued, or it has a stream of its own.
 UnitsFrom = Literal["none", "selection", "own stream"]
@@ -166,9 +159,8 @@ class Design(msgspec.Struct, frozen=True):
     """A plan, resolved.
 
     Attributes:
-        selects: keys are selected (there is no public list).
-        restarts: every release of a key ends its round, and the next begins at zero (mode
-            ``rounds``); else a key is selected once a window and then published to its end.
+        selects: keys are selected (there is no public list): once a window, and then published to
+            its end.
         unit_sets: how long the exact set of a key's units is kept.
         units_from: where a published count of units gets its noise.
         per_key: k, the most records of a (unit, window, key) that count; ``None``: no such bound.
@@ -194,7 +186,6 @@ class Design(msgspec.Struct, frozen=True):
     """
 
     selects: bool
-    restarts: bool
     unit_sets: UnitSets
     units_from: UnitsFrom
     per_key: int | None
@@ -250,7 +241,7 @@ class Design(msgspec.Struct, frozen=True):
         """Return whether a key is published a single time a window: at its only test, at the
         close.
         """
-        return self.selects and not self.restarts and self.tests == 1 and not self.remembers
+        return self.selects and self.tests == 1 and not self.remembers
 
     @property
     def value_steps(self) -> int:
@@ -343,17 +334,14 @@ def resolve(
     per_key = privacy.per_key_bound
     weighted = privacy.weights is not None
     counted = next((a for a in aggregates if kind_of(a).counts_units), None)
-    restarts = privacy.mode == "rounds"
-    tests = selects and not restarts
     refresh_every = privacy.refresh_every or max(1, triggers // 100)
-    select_every = 1 if restarts else min(privacy.select_every or refresh_every, triggers)
+    select_every = min(privacy.select_every or refresh_every, triggers)
     derived = derived_sums(aggregates)
     streams = streams_of(aggregates, {made.name for made in derived})
     counting, bounded = counted is not None, per_key is not None
     return Design(
         selects=selects,
-        restarts=restarts,
-        unit_sets=_unit_sets(selects, restarts, counting, bounded),
+        unit_sets=_unit_sets(selects, counting, bounded),
         units_from=_units_from(counted, selects, weighted or skipping),
         per_key=per_key,
         ranked=weighted or per_key is not None,
@@ -367,7 +355,7 @@ def resolve(
         refresh_every=refresh_every,
         select_every=select_every,
         cells=cells,
-        schedule=schedule_of(privacy, triggers, skipping) if tests else None,
+        schedule=schedule_of(privacy, triggers, skipping) if selects else None,
         skips=skipping,
         weights=weights_of(privacy, skipping),
         remembers=remembers,
@@ -375,13 +363,11 @@ def resolve(
     )
 
 
-def _unit_sets(selects: bool, restarts: bool, counting: bool, bounded: bool) -> UnitSets:
+def _unit_sets(selects: bool, counting: bool, bounded: bool) -> UnitSets:
     """``counting``: units are counted after the selection too; ``bounded``: there is a bound per
     key, which BOUND keeps."""
     if bounded:
         return "none"
-    if restarts:
-        return "round"
     if counting:
         return "window"
     return "until selected" if selects else "none"

@@ -16,16 +16,17 @@ time or schema.  A stream's plan is one way to such a mechanism.  A bounded job 
 and no event time makes one by itself, with one trigger and one window, and is calibrated by the
 same rules.
 
-**The canonical form** is what a plan's hash is computed from, spelled out name by name.  The hash
-names the plan in the store and in every noise node, so it must not follow the code: a field that is
-renamed, moved or split in `Plan` keeps its name and place here, and a field that was added after
-the form was frozen is left out at its default.  Tests pin the hashes of twenty plans.
+**The canonical form** is what a plan's hash is computed from.  The hash names the plan in the store
+and in every noise node.  Each field stands in it under its declared name (``msgspec.field(name=)``,
+if the attribute was renamed), and not at all while it has its default, so that a field that is
+added changes no hash.  A default that changes needs another `MECHANISM_VERSION`.  Tests pin the
+hashes of twenty plans, and every field with its default.
 """
 
 import functools
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -36,15 +37,8 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, Field, job_field
 from dpstream.accounting.mixing import Cells
 from dpstream.accounting.plan.design import Design, check_remember, design_of
-from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.privacy import THETA, Privacy
 from dpstream.accounting.plan.timeline import Timeline, check_tests
-
-if TYPE_CHECKING:
-    from dpstream.accounting.fields import Aggregate, Field
-    from dpstream.accounting.mixing import Cells
-    from dpstream.accounting.plan.privacy import Privacy
-    from dpstream.accounting.plan.timeline import Timeline
-    from dpstream.accounting.weights import SelectionWeights
 
 
 def suits_sizes(plan: "Plan") -> bool:
@@ -70,7 +64,7 @@ def _hindrance(plan: "Plan") -> str | None:
     """What is missing, in words."""
     timeline, privacy = plan.timeline, plan.privacy
     needs = {
-        "mode 'sticky' and selected keys": plan.public_keys is None and privacy.mode == "sticky",
+        "selected keys": plan.public_keys is None,
         "per_key_bound = 1": privacy.per_key_bound == 1,
         "one trigger a window": timeline.triggers == 1,
         "all records of a unit in one window (budget.covers as long as window)": (
@@ -79,7 +73,6 @@ def _hindrance(plan: "Plan") -> str | None:
         ),
         "max_skew = 0": timeline.max_skew == 0,
         "no mechanism.skip": not privacy.skip,
-        "no mechanism.selection_share beside it": privacy.selection_share is None,
     }
     return next((words for words, there in needs.items() if not there), None)
 
@@ -165,16 +158,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         self._check_strategy()
         if self.cells is not None:
             self._check_cells()
-        if self.design.units_column and self.design.restarts:
-            raise UsageError(
-                "aggregate.kind",
-                "'units' is published from the selection stream, which only mode 'sticky' keeps",
-                "use mode = 'sticky' or remove the aggregate",
-            )
-        if self.public_keys is not None and self.design.restarts:
-            raise UsageError(
-                "mechanism.mode", "public keys need no selection, so no rounds", "use 'sticky'"
-            )
         return self
 
     def _check_strategy(self) -> None:
@@ -265,10 +248,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
                     if name == "weights"
                     else "omit it, or the strategy",
                 )
-        if privacy.mode != "sticky":
-            raise UsageError(
-                "mechanism.mode", "'rounds' is for Gaussian noise", "use 'sticky', or omit strategy"
-            )
 
     def _check_cells(self) -> None:
         privacy = self.privacy
@@ -371,6 +350,8 @@ class Mechanism(msgspec.Struct, frozen=True):
         windows: windows that all of a unit's pairs lie in, ``None`` for a stream without end.
         periods_met: the most privacy periods that one window can meet; 1 without periods.
         periods: units that one person can have; 1 without periods, ``None`` without an end.
+        selection_share: share of mu^2 for key selection, in comparisons that look for the best one;
+            ``None``: the best known (`accounting.budget.shares`).
     """
 
     privacy: Privacy
@@ -378,6 +359,7 @@ class Mechanism(msgspec.Struct, frozen=True):
     windows: int | None = 1
     periods_met: int = 1
     periods: int | None = 1
+    selection_share: float | None = None
 
     @property
     def once(self) -> bool:
@@ -407,98 +389,16 @@ def mechanism_of(plan: Plan) -> Mechanism:
 
 def plan_hash(plan: "Plan") -> str:
     """Return 128-bit hex digest of every public parameter."""
-    encoded = msgspec.json.encode(canonical(plan), order="sorted")
+    # What a job leaves open, a run that was begun says in its numbers.
+    same = with_privacy(plan, skip=plan.privacy.skip or None, usual_weights=False)
+    form = {"mechanism_version": plan.mechanism_version, "theta": THETA} | declared(same)
+    encoded = msgspec.json.encode(form, order="sorted")
     return hashlib.blake2b(encoded, digest_size=16, person=b"dpstream-plan").hexdigest()
 
 
-def canonical(plan: "Plan") -> dict[str, Any]:
-    """Return every public parameter by its frozen name, as JSON-able values."""
-    timeline, cells = plan.timeline, plan.cells
-    form = {
-        "source": plan.source,
-        "unit": _field(plan.unit),
-        "key": [_field(column) for column in plan.key],
-        "event_time": plan.event_time,
-        "aggregates": [
-            {
-                "name": aggregate.name,
-                "kind": aggregate.kind,
-                "column": aggregate.column,
-                "clamp": aggregate.bounds,
-                "grid": aggregate.grid,
-                "share": aggregate.share,
-            }
-            for aggregate in plan.aggregates
-        ],
-        "timeline": {
-            "start": timeline.start,
-            "end": timeline.end,
-            "window": timeline.window,
-            "slide": timeline.slide,
-            "trigger_every": timeline.trigger_every,
-            "allowed_lateness": timeline.allowed_lateness,
-            "max_skew": timeline.max_skew,
-            "period": timeline.period,
-        },
-        "privacy": _privacy(plan.privacy),
-        "stamp": plan.stamp,
-        "public_keys": plan.public_keys,
-        "mechanism_version": plan.mechanism_version,
-    }
-    if plan.record_id is not None:
-        form["record_id"] = _field(plan.record_id)
-    if plan.query is not None:
-        form["query"] = plan.query
-    if plan.remember is not None:
-        form["remember"] = plan.remember
-    if cells is not None:
-        form["cells"] = {
-            "size": cells.size,
-            "digest": cells.digest,
-            "inverse_norm2": cells.inverse_norm2,
-            "rms_norm": cells.rms_norm,
-            "row_sum": cells.row_sum,
-        }
-    return form
-
-
-def _field(field: "Field") -> dict[str, Any]:
-    return {"column": field.column, "type": field.type}
-
-
-def _weights(weights: "SelectionWeights") -> dict[str, Any]:
-    if weights.by_size:
-        return {"size_share": weights.size_share}
-    return {"offset": weights.offset, "power": weights.power}
-
-
-def _privacy(privacy: "Privacy") -> dict[str, Any]:
-    weights = privacy.weights
-    form: dict[str, Any] = {
-        "epsilon": privacy.epsilon,
-        "delta": privacy.delta,
-        "contributions": privacy.contributions,
-        "mode": privacy.mode,
-        "strategy": privacy.strategy,
-        "theta": privacy.theta,
-        "pre_threshold": privacy.pre_threshold,
-        "refresh_every": privacy.refresh_every,
-        "selection_share": privacy.selection_share,
-        "final_flush": privacy.final_flush,
-        "allow_unsound": False,  # of a preset that is gone
-        "per_key_bound": privacy.per_key_bound,
-        "weights": weights and _weights(weights),
-        "combine": privacy.combine,
-        "select_every": privacy.select_every,
-    }
-    if privacy.optimise != "period":
-        form["optimise"] = privacy.optimise
-    if privacy.periods_share_windows:
-        form["periods_share_windows"] = True
-    if privacy.tests is not None:
-        form["tests"] = privacy.tests
-    if privacy.skip:  # a run that was begun says in its numbers whether it skips
-        form["skip"] = True
-    if privacy.allow_large_delta:
-        form["allow_large_delta"] = True
-    return form
+def declared(value: Any) -> Any:
+    """Return a struct as JSON-able values: the fields that differ from their defaults, by name."""
+    if not isinstance(value, msgspec.Struct):
+        return [declared(part) for part in value] if isinstance(value, tuple) else value
+    fields = [(field, getattr(value, field.name)) for field in msgspec.structs.fields(value)]
+    return {field.encode_name: declared(part) for field, part in fields if part != field.default}

@@ -6,14 +6,14 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.fields import job_field
 from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
-Mode = Literal["sticky", "rounds"]
 #: What ``auto`` makes small: the error of a period's promise, or of that of all periods.
 Optimise = Literal["period", "lifetime"]
 StrategyName = Literal["tree", "blt", "dense", "geometric", "auto"]
+#: Part of delta that is kept for the thresholds of keys that are tested more than once.
+THETA = 0.4
 
 
 class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,27 +22,22 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         epsilon, delta: the guarantee for one unit (per period, if the timeline has one).
         contributions: C, admitted (record, window) pairs of a unit.
-        mode: ``sticky`` (a key is selected once a window, then always published) or
-            ``rounds`` (Algorithm 2: select, release, restart).
         strategy: how prefixes are noised; ``auto``: with public keys by ``blt`` or ``geometric``,
             whichever has the least error, with others by ``blt`` (`accounting.budget.allocation`).
         optimise: what ``auto`` compares families by: the error at the promise of one period, or at
             an equal promise for a person of all periods.
-        theta: share of delta kept for the thresholds.
         pre_threshold: mu_count; a key is tested only with more units than this.
-        refresh_every: triggers between publications of a selected key (sticky).
-        selection_share: share of mu^2 for key selection (default: best for the mode).
-        final_flush: rounds mode publishes every once-selected key at window close.
-        per_key_bound: k, the most records of a (unit, window, key) that count (sticky); value
-            columns then need sqrt(C / k) times less noise.
-        weights: decaying weights of a unit's pairs in selection (sticky).
+        refresh_every: triggers between publications of a selected key.
+        per_key_bound: k, the most records of a (unit, window, key) that count; value columns then
+            need sqrt(C / k) times less noise.
+        weights: decaying weights of a unit's pairs in selection.
         combine: test the weighted count together with the published plain count.
-        select_every: triggers between two tests of a key (sticky; default: ``refresh_every``).
+        select_every: triggers between two tests of a key (default: ``refresh_every``).
             Fewer tests need less noise and lower thresholds; a key appears that much later.
         tests: instead of ``select_every``: how many tests a window has, at growing distances, or
             the triggers themselves (`accounting.plan.timeline`).
-        skip: pairs on keys that are published already take no selection weight (sticky, with
-            weights; mechanism.md section 9); ``None``: where it can (`accounting.plan.design`).
+        skip: pairs on keys that are published already take no selection weight (with weights;
+            mechanism.md section 9); ``None``: where it can (`accounting.plan.design`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
             skipped unasked they give way to ``Design.weights``.  No part of the hash.
         allow_large_delta: a delta above `accounting.strength.MOST_DELTA` is wanted.
@@ -54,14 +49,10 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: float
     delta: float
     contributions: int
-    mode: Mode = "sticky"
     strategy: StrategyName = "blt"
     optimise: Optimise = "period"
-    theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
-    selection_share: float | None = None
-    final_flush: bool = False
     per_key_bound: int | None = None
     weights: SelectionWeights | None = None
     combine: bool = False
@@ -89,16 +80,12 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"must be a whole number from 1 to {limits.MAX_CONTRIBUTIONS}",
                 "choose how many records of one unit may count",
             )
-        if not 0 < self.theta < 1:
-            raise UsageError("mechanism.theta", "must lie strictly between 0 and 1", "write 0.4")
         if not 0 <= self.pre_threshold <= limits.MAX_PAIRS:
             raise UsageError(
                 "mechanism.pre_threshold", "must be a whole number, 0 or more", "write 0"
             )
         if self.refresh_every is not None and self.refresh_every < 1:
             raise UsageError("mechanism.refresh_every", "must be 1 or more", "omit it")
-        if self.selection_share is not None and not 0 < self.selection_share < 1:
-            raise UsageError("mechanism.selection_share", "must lie between 0 and 1", "omit it")
         self._check_selection()
 
     def _check_delta(self) -> None:
@@ -120,11 +107,6 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("per_key_bound", "must be 1 or more", "omit it")
         if self.select_every is not None and self.select_every < 1:
             raise UsageError("mechanism.select_every", "must be 1 or more", "omit it")
-        for name in ("per_key_bound", "weights", "combine", "select_every", "tests", "skip"):
-            if getattr(self, name) and self.mode != "sticky":
-                raise UsageError(
-                    job_field(name), "needs mode 'sticky' (one selection a window)", "omit it"
-                )
         if self.weights is not None:
             self.weights.check(self.contributions, vanishing=bool(self.skip))
         if self.combine and not (self.weights and self.per_key_bound == 1):

@@ -242,13 +242,6 @@ class Strategy(ABC):
         """Largest |n_t| when no node noise exceeds 1, rounded up."""
 
     @abstractmethod
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """Return an upper bound of |A a|^2 over a >= 1 on ``pieces`` steps with each sum ``total``.
-
-        The steps are distinct.
-        """
-
-    @abstractmethod
     def matrix(self) -> npt.NDArray[Any]:
         """Return the dense encoder (nodes, T), nodes in the order in which they complete (small
         T).
@@ -284,20 +277,3 @@ class Strategy(ABC):
     @abstractmethod
     def fold(self, ranges: Ranges) -> None:
         """Advance many noise paths: update their states and fill ``ranges.out``."""
-
-
-def heavy_split(gram: Float64, pieces: int, total: int | Int64) -> float | Float64:
-    """Return |A a|^2 of ``total`` on ``pieces`` neighbours, rounded up.
-
-    Each has one, and the middle one the rest.
-
-    Args:
-        gram: (T,) the largest Gram entry of two columns by their lag; not negative, falling.
-        pieces: at most T.
-    """
-    extra = total - pieces
-    lag = np.arange(1, pieces)
-    ones = pieces * gram[0] + 2 * float((pieces - lag) @ gram[1:pieces])
-    left, right = (pieces - 1) // 2, pieces // 2
-    row = gram[0] + gram[1 : left + 1].sum() + gram[1 : right + 1].sum()
-    return (ones + 2 * extra * row + extra**2 * gram[0]) * (1 + _SLACK)  # type: ignore[no-any-return]

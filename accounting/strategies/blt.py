@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.balls import FIRST_PRECISION, precision, series_quotient, settled
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.base import (
@@ -52,7 +52,6 @@ from dpstream.accounting.strategies.base import (
     Generators,
     Ranges,
     Strategy,
-    heavy_split,
 )
 from dpstream.accounting.strategies.kernels import impulse
 
@@ -189,26 +188,6 @@ class BltStrategy(Strategy):
     @override
     def reach(self) -> float:
         return float(np.abs(self.decoder).sum() * (1 + _SLACK))
-
-    @functools.cached_property
-    def _gram(self) -> Float64:
-        """(T,) Gram entry of the first column with the column ``lag`` later: the largest of
-        that lag, because later columns are shorter and the coefficients non-negative."""
-        from scipy.fft import irfft, next_fast_len, rfft  # mode 'rounds' alone needs it
-
-        column = self.coefficients()
-        size = self.triggers
-        length = next_fast_len(2 * size - 1, real=True)
-        product = rfft(column, length) * rfft(column[::-1], length)
-        lags = irfft(product, length)[size - 1 : 2 * size - 1]
-        return np.asarray(lags + lags[0] * _SLACK)
-
-    @override
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """See base.  |A a|^2 is convex in a, so a is (total - pieces + 1, 1, ..., 1); the Gram
-        entries are non-negative and fall with the lag, so the steps are neighbours with the
-        heavy one in the middle.  Every pair is charged the largest entry of its lag."""
-        return heavy_split(self._gram, min(pieces, self.triggers), total)
 
     @override
     def matrix(self) -> npt.NDArray[Any]:

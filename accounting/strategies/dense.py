@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.balls import settled
 from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import DECODE_BITS, MAX_DENSE_TRIGGERS
@@ -53,7 +53,6 @@ from dpstream.accounting.strategies.base import (
     Ranges,
     Responses,
     Strategy,
-    heavy_split,
 )
 
 _ROUNDS = 20
@@ -208,13 +207,6 @@ class DenseStrategy(Strategy):
     def _responses(self) -> Responses:
         return self._generators.responses()
 
-    @functools.cached_property
-    def _gram(self) -> Float64:
-        """(T,) the largest |Gram entry| of two columns at least that many steps apart."""
-        gram = np.abs(self._matrix.T @ self._matrix)
-        lags = np.array([gram.diagonal(lag).max() for lag in range(self.triggers)])
-        return np.asarray(np.maximum.accumulate(lags[::-1])[::-1] + lags.max() * _SLACK)
-
     @property
     def decoder(self) -> Float64:
         """(T, T) row t has the weights of z in n_t."""
@@ -235,11 +227,6 @@ class DenseStrategy(Strategy):
     @override
     def reach(self) -> float:
         return float(np.abs(self._responses.decoder).sum(axis=1).max() * (1 + _SLACK))
-
-    @override
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """See base; as for a convolution, every pair charged the largest entry of its lag."""
-        return heavy_split(self._gram, min(pieces, self.triggers), total)
 
     @override
     def matrix(self) -> Float64:

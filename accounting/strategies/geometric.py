@@ -41,7 +41,7 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
-from dpstream.accounting.strategies.base import Ranges, Strategy, heavy_split
+from dpstream.accounting.strategies.base import Ranges, Strategy
 
 # p-identities for the prefixes of T steps: encoders of small error for pure epsilon.
 #
@@ -243,15 +243,6 @@ class GeometricStrategy(Strategy):
     @override
     def reach(self) -> float:
         return self._figures[1]
-
-    @override
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """See base; two columns are charged the largest Gram entry of their lag."""
-        columns = self.matrix().astype(np.float64)
-        gram = columns.T @ columns
-        lags = np.array([gram.diagonal(lag).max() for lag in range(self.triggers)])
-        falling = np.maximum.accumulate(lags[::-1])[::-1]
-        return heavy_split(falling, min(pieces, self.triggers), total)
 
     @override
     def matrix(self) -> npt.NDArray[np.int64]:

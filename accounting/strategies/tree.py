@@ -79,23 +79,6 @@ class TreeStrategy(Strategy):
         return self._per_set_bit((nodes + decode) * (1 + 1e-15))
 
     @override
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        """See base.  |A a|^2 is convex in a, so its maximum over the simplex of weights is at a
-        corner (total - pieces + 1, 1, ..., 1); at every level the squared node sums are largest
-        when the leaves fill an aligned block with the heavy one inside (majorisation)."""
-        pieces = min(pieces, self.triggers)
-        heavy = total - pieces + 1
-        result: float | Float64 = 0.0
-        for level in range(self.levels):
-            width = 1 << level
-            full, rest = divmod(pieces, width)
-            with_heavy = min(pieces, width) - 1 + heavy
-            others = full - 1 if full else 0
-            tail = rest if full else 0
-            result = result + with_heavy**2 + others * width**2 + tail**2  # type: ignore[assignment]
-        return result
-
-    @override
     def matrix(self) -> Int64:
         rows = []
         for leaf in range(1, self.triggers + 1):

@@ -1,9 +1,8 @@
-"""The best way to noise a job as it stands: its mode, columns, triggers and C stay.
+"""The best way to noise a job as it stands: its columns, triggers and C stay.
 
-What may change is how mu^2 is divided (``selection_share``), what a unit's records weigh in key
-selection (``weights``) and the strategy: the same figures are published, of the same records, at
-the same times and under the same guarantee.  Every candidate is compared on the public reference
-population (``reference``), never on data.
+What may change is what a unit's records weigh in key selection (``weights``) and the strategy: the
+same figures are published, of the same records, at the same times and under the same guarantee.
+Every candidate is compared on the public reference population (``reference``), never on data.
 
 ``starred`` has nearly the most keys that any candidate worth its price has, and of
 those the least noise.  It never has fewer keys than the job, and not more noise at as many, so that
@@ -62,7 +61,6 @@ _WEIGHTS = (
 )
 #: Weights by the number of a unit's keys, with what selection takes beside them.
 _SIZED = tuple(SelectionWeights(size_share=percent / 100) for percent in (10, 20, 35, 50))
-_SHARES = tuple(percent / 100 for percent in (*range(30, 85, 5), *range(85, 99)))
 #: Beyond this the optimum of ``dense`` takes longer than the whole rest of a plan.
 _DENSE = 128
 
@@ -121,16 +119,10 @@ def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
         return
     # A strategy scales all sds alike, so that the rest is looked for with the best one alone.
     chosen = {} if best == privacy.strategy else {"strategy": best}
-    unshared = {} if privacy.selection_share is None else {"selection_share": None}
     for weights in _weights(plan):
         heavy = chosen if weights == privacy.weights else chosen | _named(plan, weights)
-        if heavy or unshared:
-            yield heavy | unshared
-        if _shared(plan, weights):
-            # A candidate takes time that grows with C and T: of large ones fewer are looked at.
-            large = plan.privacy.contributions > 1_000 or plan.design.triggers > 10_000
-            for share in _SHARES[:: 4 if large else 1]:
-                yield heavy | {"selection_share": share}
+        if heavy:
+            yield heavy
 
 
 def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
@@ -159,18 +151,11 @@ def _other_strategies(plan: Plan) -> list[StrategyName]:
 
 
 def _weights(plan: Plan) -> tuple[SelectionWeights | None, ...]:
-    if plan.design.restarts or plan.privacy.contributions > limits.MAX_WEIGHTED:
+    if plan.privacy.contributions > limits.MAX_WEIGHTED:
         return (plan.privacy.weights,)
     spared = (SPARED,) if plan.design.skips else ()
-    sized = _SIZED if suits_sizes(with_privacy(plan, selection_share=None)) else ()
+    sized = _SIZED if suits_sizes(plan) else ()
     return tuple(dict.fromkeys((plan.privacy.weights, *_WEIGHTS, *spared, *sized)))
-
-
-def _shared(plan: Plan, weights: SelectionWeights | None) -> bool:
-    """Whether selection shares mu^2 with anything else (``allocate`` refuses a share otherwise)."""
-    if weights is not None and weights.by_size:
-        return False  # a share of their own
-    return bool(plan.design.streams) or weights is not None
 
 
 def _figures_of(plan: Plan, settings: dict[str, Any]) -> ReferenceFigures | None:
@@ -188,7 +173,7 @@ def usual(plan: Plan) -> SelectionWeights | None:
     return usual_weights(
         privacy.contributions,
         combine=privacy.combine,
-        sticky=plan.design.selects and not plan.design.restarts,
+        selects=plan.design.selects,
         fused=plan.design.units_column is not None,
     )
 
@@ -201,8 +186,8 @@ def resolved(plan: Plan) -> Plan:
     """Return the plan with one family of noise in place of ``auto``; unchanged with public keys.
 
     Geometric noise is charged plain, so that ``optimise = "lifetime"`` takes Gaussian noise.  So do
-    settings that only Gaussian noise has: weights that a job names, combined statistics, rounds,
-    and windows that share periods.  What the choice went by is no part of the plan that it gives.
+    settings that only Gaussian noise has: weights that a job names, combined statistics, and
+    windows that share periods.  What the choice went by is no part of the plan that it gives.
     """
     privacy = plan.privacy
     if privacy.strategy != "auto" or plan.public_keys is not None:
@@ -214,7 +199,6 @@ def resolved(plan: Plan) -> Plan:
         or privacy.combine
         or privacy.skip
         or privacy.periods_share_windows
-        or privacy.mode != "sticky"
         or privacy.optimise == "lifetime"
     )
     if made_for_gaussian:

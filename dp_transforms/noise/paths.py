@@ -1,8 +1,8 @@
-"""Noise of released prefixes, advanced step by step: one path per (key, round, column).
+"""Noise of released prefixes, advanced step by step: one path per (key, column).
 
 The name of a path identifies the data (mechanism.md section 5): run id, epoch, plan hash,
-digest of the sampler's table, window, column, key and round.  Everything but key and round is
-hashed once by keyed BLAKE2b-128; key id and round are then mixed in by a keyed AES CBC-MAC,
+digest of the sampler's table, window, column and key.  Everything but the key is
+hashed once by keyed BLAKE2b-128; the key id is then mixed in by a keyed AES CBC-MAC,
 which is vectorised (a BLAKE2b call per key would be a Python loop on the hot path) and keyed
 just the same.  Paths are a cache: they can be dropped and recomputed at any time.
 """
@@ -59,19 +59,18 @@ class NoiseStream:
         labels = (role.encode(), noise.name.encode(), noise.strategy.encode())
         self._prefix = ring.name((*run_name, sampler.digest, bounds, *labels))
 
-    def names(self, key_ids: Ids, rounds: Int64) -> Ids:
-        """Return (n, 2) names (tweaks) of the paths of n keys in their rounds.
+    def names(self, key_ids: Ids) -> Ids:
+        """Return (n, 2) names (tweaks) of the paths of n keys.
 
         Args:
-            key_ids: (n, 2) keyed ids; rounds: (n,) number of each key's round of selection.
+            key_ids: (n, 2) keyed ids.
         """
         count = len(key_ids)
         message = np.empty((count, 4, 2), np.uint64)
         message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
         message[:, 1] = self._prefix
         message[:, 2] = key_ids
-        message[:, 3, 0] = rounds.astype(np.uint64)
-        message[:, 3, 1] = 0
+        message[:, 3] = 0
         return self._tweak.mac(message.reshape(-1, 2), np.full(count, 4, np.int64))
 
     def component_names(self, numbers: Int64) -> Ids:
@@ -144,12 +143,12 @@ class Paths:
         self.step_index = np.empty(0, np.int64)
         self._stack = stream.no_state(0)
 
-    def start(self, rows: Int64, key_ids: Ids, rounds: Int64) -> None:
-        """Begin the paths of ``rows`` at step 0 under the names of keys and rounds."""
+    def start(self, rows: Int64, key_ids: Ids) -> None:
+        """Begin the paths of ``rows`` at step 0 under the names of their keys."""
         if len(rows) == 0:
             return
         self._grow(int(rows.max()) + 1)
-        self.tweaks[rows] = self._stream.names(key_ids, rounds)
+        self.tweaks[rows] = self._stream.names(key_ids)
         self.step_index[rows] = 0
         self._stack[rows] = 0
 

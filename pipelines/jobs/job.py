@@ -381,7 +381,7 @@ def _weights(file: JobParts, public: bool) -> SelectionWeights | None:
     return usual_weights(
         privacy.contributions,
         combine=privacy.combine,
-        sticky=privacy.mode == "sticky" and not public,
+        selects=not public,
         fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
         skip=bool(privacy.skip),
     )

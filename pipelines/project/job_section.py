@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from dpstream.accounting.fields import Field, KindName
-from dpstream.accounting.plan.privacy import Mode, Optimise, StrategyName
+from dpstream.accounting.plan.privacy import Optimise, StrategyName
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.project.sections import Section
@@ -39,14 +39,10 @@ class BudgetSection(Section, frozen=True):
 class MechanismSection(Section, frozen=True):
     """``[job.NAME.mechanism]``: the mechanism of noise; see `accounting.plan.privacy.Privacy`."""
 
-    mode: Mode = "sticky"
     strategy: StrategyName | None = None
     optimise: Optimise | None = None
-    theta: float = 0.4
     pre_threshold: int = 0
     refresh_every: int | None = None
-    selection_share: float | None = None
-    final_flush: bool = False
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
     combine: bool = False
     select_every: int | None = None

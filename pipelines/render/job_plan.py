@@ -81,9 +81,7 @@ def details_text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
             f"{duration(timeline.window)} every {duration(timeline.slide)}, a trigger every "
             f"{duration(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
         ),
-        *labelled(
-            "Mechanism", f"mode {plan.privacy.mode}, strategy {budget.strategy}{_extras(plan)}"
-        ),
+        *labelled("Mechanism", f"strategy {budget.strategy}{_extras(plan)}"),
         *labelled("Published", figures["publishing"]),
         *_budget(figures["split"]),
     ]
@@ -173,8 +171,6 @@ def _windows(plan: Plan) -> str:
     times = -(-timeline.triggers // plan.design.refresh_every)
     often = f"published every {duration(timeline.trigger_every * plan.design.refresh_every)}"
     often = "published once each" if times == 1 else f"{often}, {times:,} times each"
-    if plan.design.restarts:
-        often = f"a key is tested, and published, up to {timeline.triggers:,} times each"
     return f"in windows of {duration(timeline.window)}{slide}, {often}"
 
 

@@ -30,9 +30,6 @@ from dpstream.dp_transforms.selection import publishes
 from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
 from dpstream.pipelines.jobs.job import Job
 
-#: Rows held before older releases of the same keys are dropped.
-_HELD_ROWS = 1_000_000
-
 
 class ReleaseFile(NamedTuple):
     """One file of the sink.
@@ -126,9 +123,6 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
         releases: the window's, in order of triggers.
     """
     schema = value_schema(plan)
-    if plan.design.restarts:
-        yield _newest_of_rounds(plan, releases)
-        return
     # A selected key is published at every refresh: nothing older than the last one matters,
     # and what came after it are keys selected since, each once.
     for release in reversed(releases):
@@ -140,30 +134,6 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
 def newest_rows(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
     """Return all of ``newest`` as one table, of no row where the window has none."""
     return pa.concat_tables([value_schema(plan).empty_table(), *newest(plan, releases)])
-
-
-def _newest_of_rounds(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
-    """A key can come again at any trigger: older rows are dropped now and then."""
-    schema = value_schema(plan)
-    held, rows, limit = [schema.empty_table()], 0, _HELD_ROWS
-    for release in reversed(releases):
-        for part in read_parts(release.path, schema, release.guard):
-            held.append(part)
-            rows += part.num_rows
-        if rows > limit:
-            held = [_first_of_key(plan, pa.concat_tables(held))]
-            rows = held[0].num_rows
-            limit = max(_HELD_ROWS, 2 * rows)
-    return _first_of_key(plan, pa.concat_tables(held))
-
-
-def _first_of_key(plan: Plan, table: pa.Table) -> pa.Table:
-    names = [f.name for f in key_fields(plan)]
-    others = [name for name in table.schema.names if name not in names]
-    keep_nulls = pc.ScalarAggregateOptions(skip_nulls=False)
-    grouped = table.group_by(names, use_threads=False)  # threads would lose the order
-    first = grouped.aggregate([(name, "first", keep_nulls) for name in others])
-    return first.rename_columns([*names, *others]).select(table.schema.names)
 
 
 def floats(column: pa.ChunkedArray) -> Float64:

@@ -318,7 +318,6 @@ class SpannerRetention(RetentionStore):
             state["values"],
             state["due"],
             state["round"],
-            state["base"],
             state["taken"] > (self._reached(part, window) or 0),
             np.repeat(np.arange(len(rows)), [len(r) // 16 for r in raw]),
             ids_in(b"".join(raw)),

@@ -88,7 +88,6 @@ def state_type(streams: int) -> np.dtype[Any]:
             ("values", "<i8", (streams,)),
             ("taken", "<i4"),
             ("round", "<i4"),
-            ("base", "<i4"),
             ("due", "<i4"),
             ("chunk", "<i4"),
             ("chunks", "<i4"),
@@ -167,8 +166,7 @@ def pack_states(
     """
     packed = np.zeros(len(slots), state_type(states.values.shape[1]))
     packed["units"], packed["values"] = states.units[slots], states.values[slots]
-    packed["round"], packed["base"] = states.round[slots], states.base[slots]
-    packed["due"] = states.due[slots]
+    packed["round"], packed["due"] = states.round[slots], states.due[slots]
     packed["taken"], packed["chunk"], packed["chunks"] = taken, chunk, chunks
     return cells(packed.tobytes(), packed.dtype.itemsize)
 

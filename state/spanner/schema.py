@@ -43,7 +43,7 @@ from dpstream.state.spanner.client import (
 )
 from dpstream.state.store import Calibrate, RunIdentity
 
-FORMAT = "1"
+FORMAT = "2"
 #: ``WindowIndex`` of BOUND's progress and decisions; of the trigger time up to which positions are
 #: forgotten; of the trigger time that a decision cut short may have reached.
 BOUND, FORGOTTEN, REACH = -1, -2, -3

@@ -254,7 +254,7 @@ class SpannerKeyShard(KeyShard):
         self._extend()
         state = unpack_states([r[2] for r in rows], self.values.shape[1])
         self.units[slots], self.values[slots] = state["units"], state["values"]
-        self.round[slots], self.base[slots] = state["round"], state["base"]
+        self.round[slots] = state["round"]
         self.due[slots] = state["due"]
         self.done[slots] = state["taken"] > self.committed
         self._set_start[slots], self._set_end[slots] = state["chunk"], state["chunks"]

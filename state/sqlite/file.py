@@ -36,7 +36,7 @@ from dpstream.state.sqlite.database import (
 from dpstream.state.sqlite.rows import check_small, meta_name
 from dpstream.state.store import Calibrate, RunIdentity
 
-FORMAT = "1"
+FORMAT = "2"
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import msgspec
+
+from dpstream.accounting.budget.allocation import Budget, allocate_mechanism
 from dpstream.accounting.fields import Aggregate, Field
-from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.plan import Plan, mechanism_of
 from dpstream.accounting.plan.privacy import Privacy
 from dpstream.accounting.plan.timeline import Timeline
 
@@ -37,3 +40,9 @@ def build(
         privacy=Privacy(**settings),  # type: ignore[arg-type]
         public_keys=public_keys,
     )
+
+
+def allocate_sharing(plan: Plan, selection_share: float | None) -> Budget:
+    """The budget of a plan with another share for key selection than the best known."""
+    mechanism = mechanism_of(plan.check())
+    return allocate_mechanism(msgspec.structs.replace(mechanism, selection_share=selection_share))

@@ -186,7 +186,7 @@ def test_one_budget_for_ever_counts_pairs_once(make_plan: Make) -> None:
 
 
 def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
-    plan = make_plan(mode="rounds")
+    plan = make_plan()
     budget = msgspec.structs.replace(allocate(plan), sound=False)
     figures = describe(plan, budget)
     assert NOT_SOUND == "as published: the stated guarantee does NOT hold"

@@ -220,7 +220,6 @@ def test_sensitivity_is_that_of_the_longest_column(strategy: str) -> None:
         ("cells", with_(cells=cells_of(MIXING))),
         ("per_key_bound", mixed(of(per_key_bound=1))),
         ("mechanism.strategy", mixed(of(strategy="tree"))),
-        ("mechanism.mode", mixed(of(mode="rounds"))),
         ("aggregate.kind", mixed(with_(aggregates=(PEOPLE,)))),
         ("time.trigger", mixed(of({"allowed_lateness": 0, "trigger_every": 10_000_000}))),
     ],

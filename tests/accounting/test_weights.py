@@ -67,8 +67,8 @@ def test_value_shares_of_the_design(
     make_plan: Make, power: float, offset: float, values: float
 ) -> None:
     """mechanism.md section 8: with S = .97, V = .81, .38 and .28 (weights on the lattice)."""
-    plan = make_plan(weights=SelectionWeights(offset, power), selection_share=0.97)
-    assert divide(plan).values == pytest.approx(values, abs=0.015)
+    plan = make_plan(weights=SelectionWeights(offset, power))
+    assert divide(plan, 0.97).values == pytest.approx(values, abs=0.015)
 
 
 def test_shares_with_a_bound_per_key_add_up(make_plan: Make) -> None:
@@ -165,9 +165,7 @@ def test_refusals(make_plan: Make) -> None:
         refused("mechanism.weights", weights=SelectionWeights(*bad))
     refused("mechanism.weights", weights=SelectionWeights(0.0, 4.0))
     refused("mechanism.weights", weights=SelectionWeights(), public_keys="list")
-    refused("mechanism.weights", weights=SelectionWeights(), mode="rounds")
     refused("per_key_bound", per_key_bound=0)
-    refused("per_key_bound", per_key_bound=1, mode="rounds")
     refused("mechanism.combine", combine=True)
     refused("mechanism.combine", combine=True, weights=SelectionWeights())
     refused("mechanism.combine", combine=True, weights=SelectionWeights(), per_key_bound=2)

@@ -145,7 +145,7 @@ def _too_likely(mechanism: Mechanism, taus: list[int]) -> bool:
     chances = norm.sf((above[:, None] - adds) / np.sqrt(variance)[:, None]).sum(axis=1)
     parts = np.full(len(tests), 1 / len(tests))
     published = mechanism.weights is None and plan.design.units_column is not None
-    if not plan.design.restarts and not published:
+    if not published:
         parts[:-1], parts[-1] = 0.5 / max(1, len(tests) - 1), 0.5 if len(tests) > 1 else 1.0
     return bool((chances > count * budget.b * parts * (1 + 1e-9)).any())
 
@@ -162,9 +162,7 @@ def _against(
             if name in trace.counts:  # a key has a state from its first record on
                 if trace.counts[name] != run.counts[trigger - 1]:
                     wrong.add("counts: a state is not what the admitted pairs add up to")
-                if trace.rounds_after[name][1] != run.rounds_after[trigger - 1][1]:
-                    wrong.add("step: a round does not start at the public release trigger")
-                if trace.rounds_after[name][0] != run.rounds_after[trigger - 1][0]:
+                if trace.selected_after[name] != run.selected_after[trigger - 1]:
                     wrong.add("selection: a key is not selected when the test says so")
             elif any(run.counts[trigger - 1][1]) or run.counts[trigger - 1][0]:
                 wrong.add("counts: a key with data has no state")
@@ -253,12 +251,11 @@ def _pair_that_skips(
 
 
 def transcript_of(trace: Trace) -> Transcript:
-    """Selections of a run, from the rounds of its states."""
+    """Selections of a run, from its states."""
     out: dict[tuple[int, str], list[int]] = {}
-    for window, page, trigger in sorted(trace.rounds_after):
-        rounds = trace.rounds_after[window, page, trigger][0]
+    for window, page, trigger in sorted(trace.selected_after):
         seen = out.setdefault((window, page), [])
-        if rounds > len(seen):
+        if trace.selected_after[window, page, trigger] and not seen:
             seen.append(trigger)
     return out
 
@@ -283,12 +280,12 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace, same: int | None
         if split is not None and plan.design.remembers:
             parted[page] = min(parted.get(page, base(window) + split), base(window) + split)
     for window, page in {(w, p) for w, p, _ in trace.counts}:
-        here, split = mine.get((window, page), []), splits.get((window, page))
+        split = splits.get((window, page))
         upto = triggers if split is None or same is not None else split
         last = parted.get(page) if same is None else same
         if last is not None:
             upto = min(upto, last - base(window))
-        before, started, number = (0, (0,) * mechanism.plan.design.sums), 0, 0
+        before = (0, (0,) * mechanism.plan.design.sums)
         for trigger in range(1, upto + 1):
             now = trace.counts.get((window, page, trigger))
             if now is None:
@@ -297,17 +294,13 @@ def _observed(mechanism: Mechanism, trace: Trace, other: Trace, same: int | None
             if mechanism.weights is not None:
                 moved["selection"] = -1
             for stream, i in moved.items():
-                of_round, step_index = (0, trigger) if i >= 0 else (number, trigger - started)
-                name = (window, page, stream, of_round)
-                inputs = out.setdefault(name, [0] * mechanism.steps(stream))
-                inputs[mechanism.step_index(stream, step_index) - 1] += now[1][i] - before[1][i]
+                inputs = out.setdefault((window, page, stream), [0] * mechanism.steps(stream))
+                inputs[mechanism.step_index(stream, trigger) - 1] += now[1][i] - before[1][i]
             units = mechanism.plain_units
             if units is not None and now[0] != before[0]:
-                inputs = out.setdefault((window, page, units, number), [0] * mechanism.steps(units))
-                inputs[mechanism.step_index(units, trigger - started) - 1] += now[0] - before[0]
+                inputs = out.setdefault((window, page, units), [0] * mechanism.steps(units))
+                inputs[mechanism.step_index(units, trigger) - 1] += now[0] - before[0]
             before = now
-            if plan.design.restarts and trigger in here:
-                before, started, number = (0, now[1]), trigger, number + 1
     return out
 
 
@@ -355,7 +348,7 @@ def _own_bounds(
     """One stream: in all, in each of its trees, and (units) in any number of trees.
 
     Args:
-        in_trees: sum of |x - x'| of each (window, key, round) that moved.
+        in_trees: sum of |x - x'| of each (window, key) that moved.
     """
     count, per_key = mechanism.plan.privacy.contributions, mechanism.plan.privacy.per_key_bound
     col2 = Fraction(mechanism.noise_of(stream).col2)
@@ -371,8 +364,8 @@ def _own_bounds(
             alone = mechanism.weights
         bound = sum(w * w for w in alone)
         if max(in_trees) > alone[0]:
-            yield "sensitivity: a unit moves the units of one (key, round) by more than one"
-        # n (key, round)s take n different pairs of the unit: the n largest at most.
+            yield "sensitivity: a unit moves the units of one (window, key) by more than one"
+        # n keys take n different pairs of the unit: the n largest at most.
         if sum(v * v for v in in_trees) > sum(w * w for w in alone[: len(in_trees)]):
             yield "sensitivity: pairs of a unit do not each have a weight of their own"
     if squared > bound * col2:
@@ -397,9 +390,8 @@ def name_problems(mechanism: Mechanism) -> Iterator[str]:
         (key_ring(), run, window, "units"),
     ):
         stream = NoiseStream(ring, name, bounds, role, noise, sampler)
-        seen.add(stream.names(page, np.array([0])).tobytes())
-        seen.add(stream.names(page, np.array([1])).tobytes())
-    if len(seen) != 14:
+        seen.add(stream.names(page).tobytes())
+    if len(seen) != 7:
         yield "names: a name leaves out a part, or the secret key"
 
 
@@ -409,7 +401,7 @@ def scale_problems(mechanism: Mechanism, traces: list[Trace]) -> Iterator[str]:
     for trace in traces:
         by_name = {tweak: path for path, tweak in trace.names.items()}
         for (tweak, _), value in trace.draws.items():
-            _, role, name, _, _ = by_name[tweak]
+            _, role, name, _ = by_name[tweak]
             if (role, name) not in mechanism.labels:
                 continue
             stream = f"value {name}" if role == "value" else role

@@ -51,8 +51,7 @@ class Pair:
     unit: tuple[Record, ...]
 
     def __str__(self) -> str:
-        privacy = self.plan.privacy
-        return f"seed {self.seed}: {self.kind}, {privacy.mode}, more than {privacy.pre_threshold}"
+        return f"seed {self.seed}: {self.kind}, more than {self.plan.privacy.pre_threshold}"
 
 
 @functools.cache
@@ -74,11 +73,8 @@ def plans() -> dict[str, Plan]:
         "refresh": plan(UNITS, COUNT, triggers=7, refresh_every=3, select_every=1),
         "sliding": plan(COUNT, SUM, triggers=7, slide=3, windows=3, lateness=1, stamped=True),
         "buffered": plan(COUNT, SUM, triggers=8, pre_threshold=3, **late),
-        "rounds": plan(COUNT, SUM, triggers=8, mode="rounds"),
-        "flush": plan(COUNT, triggers=9, mode="rounds", pre_threshold=2, final_flush=True, **late),
-        "rounds_sliding": plan(MEAN, triggers=6, slide=2, windows=3, mode="rounds", **late),
+        "mean_sliding": plan(MEAN, triggers=6, slide=2, windows=3, **late),
         "periods": plan(COUNT, MEAN, triggers=8, windows=3, period=4, **late),
-        "periods_rounds": plan(COUNT, triggers=6, windows=3, period=5, mode="rounds", **late),
         "public": plan(UNITS, COUNT, MEAN, triggers=6, public="f" * 32),
         "one_trigger": plan(COUNT, UNITS, triggers=1, windows=6),
         "columns": plan(SUM, AGAIN, triggers=7),
@@ -88,9 +84,8 @@ def plans() -> dict[str, Plan]:
         ),
         "single": plan(COUNT, triggers=8, contributions=1),
         "blt_count": plan(COUNT, triggers=8, strategy="blt"),
-        "dense_rounds": plan(COUNT, SUM, triggers=7, mode="rounds", strategy="dense"),
         "blt": plan(COUNT, UNITS, triggers=8, strategy="blt", pre_threshold=1, **late),
-        "blt_rounds": plan(MEAN, triggers=7, mode="rounds", final_flush=True, strategy="blt"),
+        "blt_mean": plan(MEAN, triggers=7, strategy="blt"),
         "dense": plan(COUNT, UNITS, triggers=8, strategy="dense", **late),
         **_per_key(plan, sliding, {"weights": SelectionWeights(3, 1)}),
         "weights": plan(COUNT, MEAN, triggers=8, **heavy(3, 1)),
@@ -159,14 +154,12 @@ def _per_key(
 STAMPED: tuple[str, ...] = (
     "sliding",
     "buffered",
-    "flush",
-    "rounds_sliding",
+    "mean_sliding",
     "periods",
-    "periods_rounds",
 )
 STAMPED += ("blt", "fused", "weights_periods", "combined_units", "combined_buffered")
 STAMPED += ("combined_apart", "three_per_key")
-PERIODS = ("periods", "periods_rounds", "weights_periods")
+PERIODS = ("periods", "weights_periods")
 SKIP_STAMPED = ("skip_units", "skip_periods", "skip_combined_blt")
 
 

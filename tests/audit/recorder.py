@@ -30,7 +30,7 @@ from tests.streams import KEYS, RUN_ID
 
 #: (window, page, trigger); (window, role, stream, page id, round).
 Step = tuple[int, str, int]
-Path_ = tuple[int, str, str, bytes, int]
+Path_ = tuple[int, str, str, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Trace:
         rows: admitted pairs as BOUND emitted them.
         counts: (units, sums) of a key at a step, before selection; sums are the value prefixes
             and, with weights, the weighted count of units.
-        rounds_after: (round, base) of a key after a step.
+        selected_after: whether a key is selected after a step.
         tau: thresholds in use; sigmas: sd of a node by (role, stream); names: tweak of each
             noise path; draws: noise of its nodes.
         clashes: nodes that were drawn twice with different noise.
@@ -69,7 +69,7 @@ class Trace:
     plan: Plan
     rows: list[Row] = dataclasses.field(default_factory=list)
     counts: dict[Step, tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=dict)
-    rounds_after: dict[Step, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    selected_after: dict[Step, bool] = dataclasses.field(default_factory=dict)
     tau: list[Any] = dataclasses.field(default_factory=list)
     sigmas: dict[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     names: dict[Path_, bytes] = dataclasses.field(default_factory=dict)
@@ -132,7 +132,7 @@ def record(
 def forced(selections: Mapping[tuple[int, str], list[int]]) -> Iterator[None]:
     """Tests say what another run's said."""
     window_of: dict[int, int] = {}
-    sticky = step.Stepper._sticky
+    sticky = step.Stepper._chosen
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
@@ -149,7 +149,7 @@ def forced(selections: Mapping[tuple[int, str], list[int]]) -> Iterator[None]:
             wait_for_test(plan, states, slots, trigger + 1)
 
     with (
-        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step.Stepper, "_chosen", remember),
         mock.patch.object(step, "select", select),
         mock.patch.object(step, "predict", every_test),
     ):
@@ -239,8 +239,7 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for slot, page in enumerate(pages):
             trace.counts[window, page, trigger] = seen[id(states)][slot]
-            after = int(states.round[slot]), int(states.base[slot])
-            trace.rounds_after[window, page, trigger] = after
+            trace.selected_after[window, page, trigger] = bool(states.round[slot])
         if "thresholds" in states.scratch and not trace.tau:
             trace.tau = states.scratch["thresholds"]._tau.tolist()
         return real(store, window, shard, trigger, states, result)
@@ -259,10 +258,10 @@ def _labelled(trace: Trace, real: Any) -> Any:
 
 
 def _keep_names(trace: Trace, real: Any) -> Any:
-    def names(stream: Any, key_ids: Any, rounds: Any) -> Any:
-        tweaks = real(stream, key_ids, rounds)
-        for key, number, tweak in zip(key_ids, rounds, tweaks, strict=True):
-            path = (*stream.label, key.tobytes(), int(number))
+    def names(stream: Any, key_ids: Any) -> Any:
+        tweaks = real(stream, key_ids)
+        for key, tweak in zip(key_ids, tweaks, strict=True):
+            path = (*stream.label, key.tobytes())
             if trace.names.setdefault(path, tweak.tobytes()) != tweak.tobytes():
                 trace.clashes += 1
         return tweaks

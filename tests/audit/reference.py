@@ -41,7 +41,7 @@ _thresholds_of, _typed_ids, _bounds = allocate, typed_ids, Timeline.window_bound
 #: (window, page) -> triggers at which the key was selected.
 Transcript = Mapping[tuple[int, str], list[int]]
 #: (window, page, stream, round) -> inputs by step of the stream.
-Streams = dict[tuple[int, str, str, int], list[int]]
+Streams = dict[tuple[int, str, str], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Mechanism:
         assert encoding.triggers == self.steps(stream)
         return encoding
 
-    def node_noise(self, window: int, page: str, stream: str, number: int) -> list[Any]:
+    def node_noise(self, window: int, page: str, stream: str) -> list[Any]:
         """z of every node of one tree, from its name alone: integers, or balls of real numbers."""
-        place = (window, page, stream, number)
+        place = (window, page, stream)
         if place in self.drawn:
             return self.drawn[place]
         noise = self.noise_of(stream)
@@ -138,7 +138,7 @@ class Mechanism:
         path = object.__new__(NoiseStream)
         ring = key_ring()
         _stream(path, ring, name, window_bounds, stream.split(maxsplit=1)[0], noise, sampler)
-        tweaks = _names(path, page_id(page), np.array([number]))
+        tweaks = _names(path, page_id(page))
         nodes = len(encoders.matrix(self.encoding(stream)))
         if isinstance(sampler, RoundedGaussian):
             zero = np.zeros(1, np.int64)
@@ -149,11 +149,9 @@ class Mechanism:
         self.drawn[place] = drawn
         return drawn
 
-    def prefixes(
-        self, window: int, page: str, stream: str, number: int, inputs: list[int]
-    ) -> list[int]:
+    def prefixes(self, window: int, page: str, stream: str, inputs: list[int]) -> list[int]:
         """Decoded noisy prefix at every step, in units of 2^-DECODE_BITS."""
-        z = self.node_noise(window, page, stream, number)
+        z = self.node_noise(window, page, stream)
         return encoders.prefixes(self.encoding(stream), inputs, z)
 
 
@@ -178,32 +176,30 @@ def page_id(page: str) -> np.ndarray:
 def streams_of(mechanism: Mechanism, rows: Iterable[Row], transcript: Transcript) -> Streams:
     """x of every tree, given which keys were selected when."""
     plan = mechanism.plan
-    sticky = not plan.design.restarts
     out: Streams = {}
-    counted: set[tuple[int, str, int, bytes]] = set()
+    counted: set[tuple[int, str, bytes]] = set()
 
-    def add(name: tuple[int, str, str, int], step_index: int, amount: int) -> None:
-        """Add at a trigger of the stream's round."""
+    def add(name: tuple[int, str, str], step_index: int, amount: int) -> None:
+        """Add at a trigger of the window."""
         inputs = out.setdefault(name, [0] * mechanism.steps(name[2]))
         inputs[mechanism.step_index(name[2], step_index) - 1] += amount
 
     for row in sorted(rows, key=lambda r: (r.step_index, r.rank)):
         earlier = [t for t in transcript.get((row.window, row.page), []) if t < row.step_index]
-        closed = sticky and bool(earlier) and not plan.design.window_sets
-        number, base = (0, 0) if sticky or not earlier else (len(earlier), earlier[-1])
-        place = (row.window, row.page, number, row.unit)
+        closed = bool(earlier) and not plan.design.window_sets
+        place = (row.window, row.page, row.unit)
         first = plan.design.unit_sets != "none" and not closed and place not in counted
         if bounds_keys(plan):  # BOUND says which pair is the first of its window and key
             first = row.rank >= 0
         if first:
             counted.add(place)
             for stream, amount in mechanism.unit_amounts(row.index).items():
-                add((row.window, row.page, stream, number), row.step_index - base, amount)
+                add((row.window, row.page, stream), row.step_index, amount)
         if first or bounds_keys(plan) or not plan.privacy.per_key_bound:
             amounts = iter(row.values)
             for spec in mechanism.values:
                 amount = 1 if spec.column is None else next(amounts)
-                add((row.window, row.page, f"value {spec.name}", 0), row.step_index, amount)
+                add((row.window, row.page, f"value {spec.name}"), row.step_index, amount)
     return out
 
 
@@ -212,7 +208,7 @@ class KeyRun:
     """What must happen to one key of one window, by trigger."""
 
     counts: list[tuple[int, tuple[int, ...]]] = dataclasses.field(default_factory=list)
-    rounds_after: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    selected_after: list[bool] = dataclasses.field(default_factory=list)
     selected: list[int] = dataclasses.field(default_factory=list)
     published: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
 
@@ -255,58 +251,52 @@ def _replay_key(
     """``remembered``: the window knows it from earlier ones; it is selected at trigger 0."""
     plan, triggers, run = mechanism.plan, mechanism.plan.timeline.triggers, KeyRun()
     run.selected += [0] * remembered
-    sticky = not plan.design.restarts
     values, streams = {}, streams_of(mechanism, rows, {})
     for spec in mechanism.values:
         name = f"value {spec.name}"
-        inputs = streams.get((window, page, name, 0), [0] * triggers)
-        noisy = mechanism.prefixes(window, page, name, 0, inputs)
+        inputs = streams.get((window, page, name), [0] * triggers)
+        noisy = mechanism.prefixes(window, page, name, inputs)
         values[spec.name] = (np.cumsum(inputs).tolist(), noisy)
-    base, number, units = 0, 0, 0
+    units = 0
     counted: set[bytes] = set()
     inputs_of = {s: [0] * mechanism.steps(s) for s in ("selection", "units")}
     for trigger in range(1, triggers + 1):
         for row in sorted((r for r in rows if r.step_index == trigger), key=lambda r: r.rank):
-            closed = sticky and run.selected and not plan.design.window_sets
+            closed = run.selected and not plan.design.window_sets
             first = plan.design.unit_sets != "none" and not closed and row.unit not in counted
             if row.rank >= 0 if bounds_keys(plan) else first:
                 counted.add(row.unit)
                 units += 1
                 for stream, amount in mechanism.unit_amounts(row.index).items():
-                    inputs_of[stream][mechanism.step_index(stream, trigger - base) - 1] += amount
+                    inputs_of[stream][mechanism.step_index(stream, trigger) - 1] += amount
         sums = [exact[trigger - 1] for exact, _ in values.values()]
         weighted = [] if mechanism.weights is None else [sum(inputs_of["selection"])]
         run.counts.append((units, (*sums, *weighted)))
         at = {name: noisy[trigger - 1] for name, (_, noisy) in values.items()}
 
-        def noisy_units(stream: str, place: tuple[int, int]) -> int:
-            """A stream of units at (round, its trigger), decoded from its noisy nodes."""
-            inputs = inputs_of[stream]  # noqa: B023 - called at once
-            noisy = mechanism.prefixes(window, page, stream, place[0], inputs)
-            return noisy[mechanism.step_index(stream, place[1]) - 1]
+        def noisy_units(stream: str, at_trigger: int) -> int:
+            """A stream of units at a trigger, decoded from its noisy nodes."""
+            inputs = inputs_of[stream]
+            noisy = mechanism.prefixes(window, page, stream, inputs)
+            return noisy[mechanism.step_index(stream, at_trigger) - 1]
 
         passed = False
-        may = plan.design.selects and mechanism.tested(trigger) and not (sticky and run.selected)
+        may = plan.design.selects and mechanism.tested(trigger) and not run.selected
         if may and units > plan.privacy.pre_threshold:
-            place = number, trigger - base
             plain = None
             if mechanism.plain_count is not None:
                 combined = mechanism.plain_count
-                plain = at["count"] if combined != "units" else noisy_units("units", place)
-            step_index = mechanism.step_index("selection", trigger - base)
-            passed = _passes(mechanism, step_index, noisy_units("selection", place), plain)
+                plain = at["count"] if combined != "units" else noisy_units("units", trigger)
+            step_index = mechanism.step_index("selection", trigger)
+            passed = _passes(mechanism, step_index, noisy_units("selection", trigger), plain)
         if passed:
             run.selected.append(trigger)
-            if not sticky:
-                base, number, units, counted = trigger, number + 1, 0, set()
-                inputs_of = {s: [0] * mechanism.steps(s) for s in inputs_of}
-        rounds = len(run.selected) if plan.design.selects else 1
-        run.rounds_after.append((rounds, base))
+        run.selected_after.append(bool(run.selected) or not plan.design.selects)
         if _published(plan, run, trigger, passed):
             people = None
             if plan.design.units_column is not None:
                 assert mechanism.plain_units is not None
-                people = noisy_units(mechanism.plain_units, (0, trigger))
+                people = noisy_units(mechanism.plain_units, trigger)
             run.published[trigger] = _columns(plan, at, people, _sd_of_count(mechanism, trigger))
     return run
 
@@ -331,9 +321,7 @@ def _published(plan: Plan, run: KeyRun, trigger: int, passed: bool) -> bool:
     """The public calendar: a selected key is published whether it has data or not."""
     closing = trigger == plan.timeline.triggers
     chosen = bool(run.selected) or not plan.design.selects
-    if not plan.design.restarts:
-        return passed or (chosen and (closing or trigger % plan.design.refresh_every == 0))
-    return passed or (chosen and closing and plan.privacy.final_flush)
+    return passed or (chosen and (closing or trigger % plan.design.refresh_every == 0))
 
 
 def _columns(

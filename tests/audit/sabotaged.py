@@ -49,10 +49,6 @@ def _no_union(plan: Any, budget: Any) -> Any:
     return published_thresholds(budget.b, plan.privacy.pre_threshold + 1, budget.selection.sd)
 
 
-def _round_left_out(real: Any) -> Any:
-    return lambda stream, key_ids, rounds: real(stream, key_ids, np.zeros_like(rounds))
-
-
 def _window_left_out(real: Any) -> Any:
     return lambda stepper, window, role, noise, tested=False: real(stepper, 0, role, noise, tested)
 
@@ -66,12 +62,10 @@ def _column_left_out(real: Any) -> Any:
 def _unkeyed(real: Any) -> Any:
     """Names that everybody can compute from the parts of a name."""
 
-    def names(stream: Any, key_ids: Any, rounds: Any) -> Any:
+    def names(stream: Any, key_ids: Any) -> Any:
         label = repr(getattr(stream, "label", ())).encode()
-        parts = zip(key_ids, rounds, strict=True)
         tweaks = [
-            hashlib.blake2b(label + key.tobytes() + bytes([number]), digest_size=16).digest()
-            for key, number in parts
+            hashlib.blake2b(label + key.tobytes(), digest_size=16).digest() for key in key_ids
         ]
         return np.frombuffer(b"".join(tweaks), np.uint64).reshape(-1, 2).copy()
 
@@ -121,17 +115,6 @@ def _units_per_batch(real: Any) -> Any:
     return aggregate
 
 
-def _tree_from_first_record(real: Any) -> Any:
-    def aggregate(plan: Any, states: Any, rows: Any, *ids: Any) -> Any:
-        before = states.size
-        out = real(plan, states, rows, *ids)
-        if states.size > before:
-            states.base[before : states.size] = rows.column("trigger")[0].as_py() - 1
-        return out
-
-    return aggregate
-
-
 def _counted_from_the_crossing_on(real: Any) -> Any:
     """Algorithm 2 read literally: what came before the pre-threshold was met is lost."""
 
@@ -145,7 +128,7 @@ def _counted_from_the_crossing_on(real: Any) -> Any:
 
 
 def _counted_again_once_selected(real: Any) -> Any:
-    """A selected key has a set of its own, as if a new round had begun."""
+    """A selected key has a set of units of its own."""
 
     def fresh_units(plan: Any, states: Any, slots: Any, rows: Any) -> Any:
         add = states.pairs.add
@@ -181,7 +164,7 @@ def _forgotten_counters(real: Any) -> Any:
 @contextlib.contextmanager
 def _published_with_data_only() -> Iterator[None]:
     touched: list[Any] = [None]
-    aggregate, sticky = aggregation.aggregate, step.Stepper._sticky
+    aggregate, sticky = aggregation.aggregate, step.Stepper._chosen
 
     def remember(plan: Any, states: Any, *rows: Any) -> Any:
         out = aggregate(plan, states, *rows)
@@ -194,7 +177,7 @@ def _published_with_data_only() -> Iterator[None]:
 
     with (
         mock.patch.object(step, "aggregate", remember),
-        mock.patch.object(step.Stepper, "_sticky", publish),
+        mock.patch.object(step.Stepper, "_chosen", publish),
     ):
         yield
 
@@ -210,7 +193,7 @@ SABOTAGED = {
         bounding, "admit", _windows_once, "sliding", "flood", "bound"
     ),
     "admission in the order of arrival": replaced(
-        bounding, "stamp_order", _arrival_order, "rounds", "ordinary", "others"
+        bounding, "stamp_order", _arrival_order, "sticky", "ordinary", "others"
     ),
     "counters forgotten": replaced(
         SqliteStore, "commit_units", _forgotten_counters, "periods", "flood", "bound"
@@ -220,10 +203,7 @@ SABOTAGED = {
         "sticky", "ordinary", "threshold",
     ),
     "threshold without the union over triggers": replaced(
-        step, "calibrated", budgets(with_tau(_no_union)), "rounds", "ordinary", "threshold"
-    ),
-    "round left out of the name": replaced(
-        NoiseStream, "names", _round_left_out, "rounds", "ordinary", "names"
+        step, "calibrated", budgets(with_tau(_no_union)), "sticky", "ordinary", "threshold"
     ),
     "window left out of the name": replaced(
         step.Stepper, "_stream", _window_left_out, "sliding", "ordinary", "names"
@@ -241,22 +221,19 @@ SABOTAGED = {
         Canonicaliser, "_value", _not_clamped, "columns", "ordinary", "sensitivity"
     ),
     "values of a mean not centred": replaced(
-        Canonicaliser, "_value", _not_centred, "rounds_sliding", "first", "sensitivity"
+        Canonicaliser, "_value", _not_centred, "mean_sliding", "first", "sensitivity"
     ),
     "stamps that follow the data": replaced(
         Canonicaliser, "_times", _latest_seen, "buffered", "far_future", "others"
     ),
     "units counted per batch": replaced(
-        step, "aggregate", _units_per_batch, "rounds", "ordinary", "counts"
+        step, "aggregate", _units_per_batch, "sticky", "ordinary", "counts"
     ),
     "units counted again once selected": replaced(
         aggregation, "_fresh_units", _counted_again_once_selected, "refresh", "flood", "counts"
     ),
     "units known by short fingerprints": replaced(
         PairSet, "add", _short_fingerprints, "sticky", "ordinary", "counts"
-    ),
-    "tree from the first record on": replaced(
-        step, "aggregate", _tree_from_first_record, "sticky", "first", "step"
     ),
     "counted from the crossing on": replaced(
         step, "aggregate", _counted_from_the_crossing_on, "buffered", "flood", "sensitivity"

@@ -14,11 +14,13 @@ import numpy as np
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import Design
+from dpstream.accounting.plan.plan import with_privacy
 from dpstream.dp_transforms import aggregation, bounding, step
 from dpstream.dp_transforms.batches import ids_of, numbers
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state.keycounts import KeyCounts
+from tests.accounting.plans import allocate_sharing
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
 from tests.budgets import budgets
 from tests.designs import redesigned
@@ -181,8 +183,7 @@ def _noise_of_its_own(real: Any) -> Any:
 
 def _shares_of_one_record_a_key(real: Any) -> Any:
     def budget(plan: Any) -> Any:
-        privacy = msgspec.structs.replace(plan.privacy, per_key_bound=1, selection_share=0.3)
-        return real(msgspec.structs.replace(plan, privacy=privacy))
+        return allocate_sharing(with_privacy(plan, per_key_bound=1), 0.3)
 
     return budget
 
@@ -324,7 +325,7 @@ RANKED_SABOTAGED = {
         step.Stepper, "_thresholds", _noise_of_its_own, "combined", "ordinary", "selection"
     ),
     "blt calibrated to its first coefficient": replaced(
-        step, "calibrated", budgets(_sigma_of_one_coefficient), "blt_rounds", "first", "sensitivity"
+        step, "calibrated", budgets(_sigma_of_one_coefficient), "blt_mean", "first", "sensitivity"
     ),
     "blt with nodes on a lattice": replaced(
         step, "sampler_of", _rounded_nodes, "blt", "ordinary", "noise"

@@ -119,8 +119,6 @@ SOUND: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "means": ({"contributions": 2}, ("count", "mean"), 0.8),
     "fused": ({}, ("units",), 0.9999),
     "fused, tested rarely": ({"select_every": "2", "refresh_every": "4"}, ("units",), 0.6),
-    "rounds": ({"mode": '"rounds"', "strategy": '"blt"'}, ("count",), 0.7),
-    "flushed": ({"mode": '"rounds"', "final_flush": "true", "pre_threshold": "3"}, ("sum",), 0.7),
     "weights": ({"weights": "{ offset = 3, power = 1 }"}, ("count",), 0.6),
     "per key": ({"per_key_bound": "1"}, ("count",), 0.6),
     "two per key": ({"per_key_bound": "2"}, ("count",), 0.8),
@@ -207,9 +205,7 @@ def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
 
 
 def _one_name_for_all_keys(real: Any) -> Any:
-    return lambda stream, ids, rounds: np.repeat(
-        real(stream, ids[:1] * 0, rounds[:1]), len(ids), axis=0
-    )
+    return lambda stream, ids: np.repeat(real(stream, ids[:1] * 0), len(ids), axis=0)
 
 
 def _first_nodes_again(real: Any) -> Any:
@@ -301,7 +297,7 @@ BROKEN = {
     ),
     "skip without a bound on contributions": Broken(
         _wrapped(skipping, "admit", _never_full), "values", ("count",),
-        SKIPPED | {"contributions": 2, "selection_share": "0.2"},
+        SKIPPED | {"contributions": 2},
     ),
     "combined skip, threshold six sds lower": Broken(
         _wrapped(step, "calibrated", budgets(with_tau(_six_sds_lower))), "alone", ("count",),
@@ -328,8 +324,8 @@ def test_broken_mechanisms_are_refuted(tmp_path: Path, name: str) -> None:
 def test_published_mechanism_breaks_its_own_threshold(tmp_path: Path) -> None:
     """The paper's tau has no union over triggers: at a large delta it shows."""
     job = make_job(
-        tmp_path, mode='"rounds"', strategy='"tree"', epsilon=0.5, delta=0.1, contributions=1,
-        triggers=24, allow_large_delta="true",
+        tmp_path, select_every="1", weights='"uniform"', strategy='"tree"', epsilon=0.5, delta=0.1,
+        contributions=1, triggers=24, allow_large_delta="true",
     )  # fmt: skip
     with (
         mock.patch.object(step, "calibrated", budgeted(published_budget)),

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.budget.shares import COMBINED
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.weights import MILD, SPARED, SelectionWeights
+from tests.accounting.plans import allocate_sharing
 from tests.bench.common import emit, machine
 from tests.oracle.simulation import Design, table1_plan, table1_records
 from tests.oracle.sweep import Sorted, sweep
@@ -75,8 +75,10 @@ def point(setting: dict[str, Any], triggers: int, records: Sorted) -> dict[str, 
     kind = "per key" if setting.get("per_key_bound") or setting.get("fused") else "same"
     named = {"settings": words, "kind": kind, "skips": bool(setting.get("skip"))}
     try:
-        plan = table1_plan(triggers, **{"strategy": "blt", **setting})
-        design = Design.of(plan, allocate(plan))
+        given = {"strategy": "blt", **setting}
+        share = given.pop("selection_share", None)
+        plan = table1_plan(triggers, **given)
+        design = Design.of(plan, allocate_sharing(plan, share))
     except UsageError as error:
         return {**named, "refused": error.rule}
     averages = sweep(design, records, seed=2)

@@ -137,8 +137,10 @@ def habits(trees: list[ast.Module]) -> dict[str, int]:
 
 
 def commands() -> dict[str, int]:
-    """Commands of this checkout's program that do something, and their options."""
+    """Commands of this checkout's program that do something, their options, and the fields that a
+    job declares with those of its mechanism."""
     from dpstream.pipelines.cli.main import cli
+    from dpstream.pipelines.project.job_section import JobSection, MechanismSection
 
     waiting, leaves = [cast("click.Command", cli)], list[click.Command]()
     while waiting:
@@ -150,7 +152,8 @@ def commands() -> dict[str, int]:
         else:
             leaves.append(command)
     options = sum(isinstance(one, click.Option) for leaf in leaves for one in leaf.params)
-    return {"commands": len(leaves), "options": options}
+    fields = len(JobSection.__struct_fields__) + len(MechanismSection.__struct_fields__)
+    return {"commands": len(leaves), "options": options, "fields of a job": fields}
 
 
 def shape_of(root: Path) -> dict[str, int]:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from scipy.special import ndtr
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan, with_privacy
@@ -34,7 +34,7 @@ from dpstream.accounting.tuning.reference import typical_sd
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights, usual_weights
 from dpstream.pipelines.demo import read_flights
 from dpstream.pipelines.jobs.job import load_job
-from tests.accounting.plans import COUNT, MEAN, build
+from tests.accounting.plans import COUNT, MEAN, allocate_sharing, build
 from tests.bench.common import emit, machine
 
 BOUNDS = (5, 10, 20, 30)
@@ -87,28 +87,28 @@ def starred(name: str, contributions: int, **privacy: object) -> Ratios:
     """The starred way against the grid."""
     of = shape(name)
     weights = usual_weights(
-        contributions, combine=bool(privacy.get("combine")), sticky=True, fused=False
+        contributions, combine=bool(privacy.get("combine")), selects=True, fused=False
     )
     # Here selection is not simulated record by record, so nothing is skipped.
     job = with_privacy(of.plan, skip=False, contributions=contributions, weights=weights, **privacy)
     settings = tuning.starred(job).settings
     keys, sd = _on(of, with_privacy(job, **settings))
-    grid = [_on(of, plan) for plan in _grid(job)]
+    grid = [_on(of, *point) for point in _grid(job)]
     most = max(key_count for key_count, _ in grid)
     least = min((error for key_count, error in grid if key_count >= keys), default=sd)
     own_keys, own_sd = _on(of, job)
     return Ratios(keys / most, sd / least, keys / own_keys, sd / own_sd, settings)
 
 
-def _grid(job: Plan) -> Iterator[Plan]:
+def _grid(job: Plan) -> Iterator[tuple[Plan, float | None]]:
     for strategy, weights, share in itertools.product(_STRATEGIES, _WEIGHTS, _SHARES):
-        yield with_privacy(job, strategy=strategy, weights=weights, selection_share=share)
+        yield with_privacy(job, strategy=strategy, weights=weights), share
 
 
-def _on(of: Shape, plan: Plan) -> tuple[float, float]:
+def _on(of: Shape, plan: Plan, share: float | None = None) -> tuple[float, float]:
     """(expected published keys, sd of the count); nothing where the plan is refused."""
     try:
-        budget = allocate(plan)
+        budget = allocate_sharing(plan, share)
     except DpstreamError:
         return 0.0, np.inf
     return _keys(of, plan, budget), typical_sd(budget.values[0].sd)

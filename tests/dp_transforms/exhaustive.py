@@ -86,11 +86,10 @@ class SlowNoise:
         noise: StreamNoise,
         window: int,
         key_id: bytes,
-        round_number: int = 0,
         tested: bool = False,
     ) -> np.ndarray:
         """(T,) n_t * 256 for t = 1 .. T; where it is ``tested`` and truncated with its coin."""
-        name = (role, noise.name, window, key_id, round_number, tested)
+        name = (role, noise.name, window, key_id, tested)
         if name not in self._paths:
             sampler: Sampler = _sampler(noise.sigma, noise.strategy_object.rounds_nodes)
             if noise.scale:
@@ -100,7 +99,7 @@ class SlowNoise:
             bounds = self._plan.timeline.window_bounds(window)
             stream = NoiseStream(self._ring, self._identity, bounds, role, noise, sampler)
             ids = np.frombuffer(key_id, np.uint64).reshape(1, 2)
-            tweak = stream.names(ids, np.array([round_number]))
+            tweak = stream.names(ids)
             span = np.array([0]), np.array([noise.triggers])
             path = stream.advance(tweak, *span, stream.no_state(1), noise.triggers)
             self._paths[name] = path[0]
@@ -115,7 +114,6 @@ class _Key:
     units: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     weighted: int = 0
     round: int = 0
-    base: int = 0
     since_before: bool = False
 
     def feed(self, plan: Plan, pairs: Iterable[Pair]) -> None:
@@ -163,7 +161,7 @@ def tests_of(plan: Plan) -> list[int]:
     if privacy.tests or skips(plan):
         n = min(privacy.tests or (10 if privacy.combine else 16), last)
         return sorted({math.ceil(Fraction(last) * Fraction(j, n) ** 2) for j in range(1, n + 1)})
-    every = 1 if plan.design.restarts else privacy.select_every or refreshes_every(plan)
+    every = privacy.select_every or refreshes_every(plan)
     return [t for t in range(1, last + 1) if t % every == 0 or t == last]
 
 
@@ -243,14 +241,9 @@ def _step(
     selected = set(_selected(plan, keys, noise, window, key_ids, t))
     log.note(window, t, selected)
     chosen = _calendar(plan, keys, selected, t)
-    out = [
+    return [
         (key, _figures(plan, keys[key], noise, window, key_ids[key], t)) for key in sorted(chosen)
     ]
-    if plan.privacy.mode == "rounds":
-        for key in selected:
-            state = keys[key]
-            state.units, state.round, state.base = set(), state.round + 1, t
-    return out
 
 
 def skipping(
@@ -321,12 +314,11 @@ def _selected(
     if t not in tests_of(plan):
         return
     for key, state in keys.items():
-        if plan.public_keys is not None or (plan.privacy.mode != "rounds" and state.round):
+        if plan.public_keys is not None or state.round:
             continue
         assert budget.selection is not None and budget.tau is not None
         assert budget.statistic is not None
-        step_index = test_of(plan, t) - state.base
-        name = (window, key_ids[key], state.round)
+        step_index, name = test_of(plan, t), (window, key_ids[key])
         role = "value" if tests_its_count(plan) else "selection"
         at = step_of(plan, t) if role == "value" else step_index
         drawn = int(noise.path(role, budget.selection, *name, tested=True)[at - 1])
@@ -337,7 +329,7 @@ def _selected(
             count, of = (
                 ("value", budget.values[0]) if budget.units is None else ("units", budget.units)
             )
-            path = noise.path(count, of, window, key_ids[key], state.round)
+            path = noise.path(count, of, *name)
             drawn += budget.statistic.counted * int(path[step_of(plan, t) - 1])
         statistic = (state.statistic(plan, budget) << 8) + drawn
         if len(state.units) > plan.privacy.pre_threshold and statistic > int(
@@ -349,7 +341,7 @@ def _selected(
 def step_of(plan: Plan, t: int) -> int:
     """Step of a published stream at a trigger: the only one where keys are published once, at the
     close that is their only test."""
-    private = plan.public_keys is None and plan.privacy.mode == "sticky"
+    private = plan.public_keys is None
     once = private and tests_of(plan) == [plan.timeline.triggers] and not remembers(plan)
     return 1 if once else t
 
@@ -361,8 +353,7 @@ def tests_its_count(plan: Plan) -> bool:
         return False
     # One test takes truncated noise, which a count of several steps has not.
     last = plan.timeline.triggers
-    fits = plan.privacy.selection_share is None
-    fits = fits and (len(tests_of(plan)) > 1 or step_of(plan, last) == 1)
+    fits = len(tests_of(plan)) > 1 or step_of(plan, last) == 1
     return fits and "units" not in counted and bool(counted & {"count", "mean"})
 
 
@@ -380,12 +371,9 @@ def _calendar(plan: Plan, keys: Mapping[str, _Key], selected: set[str], t: int) 
     last = t == plan.timeline.triggers
     every = refreshes_every(plan)
     chosen = set(selected)
-    if not plan.design.restarts:
-        for key in selected:
-            keys[key].round = 1
-        if last or t % every == 0:
-            chosen |= {k for k, s in keys.items() if s.round}
-    elif plan.privacy.final_flush and last:
+    for key in selected:
+        keys[key].round = 1
+    if last or t % every == 0:
         chosen |= {k for k, s in keys.items() if s.round}
     return chosen
 

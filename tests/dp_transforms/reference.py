@@ -133,7 +133,7 @@ def accept(plan: Plan, stream: Stream) -> dict[tuple[int, int], Accepted]:
 
 def remembers(plan: Plan) -> bool:
     """Whether windows know what earlier ones have published, unless it says so."""
-    if plan.privacy.mode != "sticky" or plan.public_keys is not None or plan.timeline.windows == 1:
+    if plan.public_keys is not None or plan.timeline.windows == 1:
         return False
     return plan.remember != "never"
 
@@ -160,7 +160,7 @@ def skips(plan: Plan) -> bool:
     privacy, timeline = plan.privacy, plan.timeline
     if privacy.skip is not None:
         return privacy.skip
-    goes = privacy.mode == "sticky" and privacy.weights is not None and plan.public_keys is None
+    goes = privacy.weights is not None and plan.public_keys is None
     goes = goes and (privacy.weights is None or privacy.weights.size_share is None)
     goes = goes and privacy.per_key_bound in (None, 1) and privacy.contributions < 1024
     goes = (

@@ -61,16 +61,11 @@ PLANS: dict[str, Plan] = {
     "remembered sliding": make_plan(
         triggers=8, slide=2, windows=9, remember=5 * STEP, stamped=True, lateness=2, skew=STEP
     ),
-    "rounds": make_plan(mode="rounds"),
-    "rounds flush": make_plan(mode="rounds", final_flush=True, aggregates=(COUNT, MEAN)),
-    "rounds pre-threshold": make_plan(mode="rounds", pre_threshold=3),
-    "rounds long": make_plan(mode="rounds", triggers=40, windows=1),
+    "long": make_plan(triggers=40, windows=1, select_every=1),
+    "blt long": make_plan(strategy="blt", triggers=40, windows=1, select_every=1),
     "blt units": make_plan(strategy="blt", aggregates=(COUNT, UNITS)),
-    "blt long rounds": make_plan(strategy="blt", mode="rounds", triggers=40, windows=1),
     "blt": make_plan(strategy="blt", aggregates=(COUNT, SUM)),
     "dense": make_plan(strategy="dense", aggregates=(COUNT, MEAN)),
-    "dense rounds": make_plan(strategy="dense", mode="rounds"),
-    "blt rounds": make_plan(strategy="blt", mode="rounds", final_flush=True),
     "geometric selected": make_plan(strategy="geometric", triggers=6, aggregates=(COUNT, UNITS)),
     "geometric tests apart": make_plan(strategy="geometric", triggers=8, select_every=4),
     "geometric once": make_plan(
@@ -191,9 +186,6 @@ RANKED: dict[str, Plan] = {
     "geometric per key, few tests": ranked_plan(
         per_key_bound=1, strategy="geometric", triggers=9, windows=3, tests=(2, 5, 9),
         pre_threshold=1, aggregates=(COUNT, MEAN),
-    ),
-    "geometric per key, tests apart": ranked_plan(
-        per_key_bound=1, strategy="geometric", triggers=9, tests=(2, 5, 9), selection_share=0.6,
     ),
     "tests listed": ranked_plan((3, 1), triggers=13, tests=(1, 2, 5, 13), refresh_every=2),
     "tests growing combined": ranked_plan(

@@ -8,7 +8,6 @@ import pytest
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.aggregation import aggregate, distinct
 from tests.dp_transforms.pairs import Pair, batch_of, states_of
-from tests.state.conformance import ids
 from tests.streams import COUNT, SUM, UNITS, make_plan
 
 #: Unit 1 twice and unit 2 once in key 0, unit 1 once in key 5.
@@ -41,16 +40,6 @@ def test_a_key_that_was_selected_counts_no_more_units() -> None:
     states.round[0] = 1
     aggregate(counted, states, *batch_of(counted, [(1, 0, 0, {})]), None)
     assert states.units[0] == 1
-
-
-def test_a_unit_counts_again_in_the_next_round() -> None:
-    plan = make_plan(mode="rounds")
-    states, batch = states_of(plan, [0]), batch_of(plan, [(1, 0, 0, {}), (1, 0, 1, {})])
-    first = aggregate(plan, states, *batch, None)
-    states.round[0] = 1
-    second = aggregate(plan, states, *batch, None)
-    assert states.units[0] == 2
-    assert first.pair_units.tolist() == ids([1]).tolist() != second.pair_units.tolist()
 
 
 def test_no_units_are_kept_for_a_list_of_keys() -> None:

@@ -111,7 +111,7 @@ AHEAD: dict[str, Any] = {}
 def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
+    sticky, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
     tests = plan.design.test_triggers.tolist()
     AHEAD.update(path=path, counted=defaultdict(dict))
 
@@ -151,7 +151,7 @@ def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
         states.due[slots] = later[0] if later else np.iinfo(np.int32).max
 
     with (
-        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step.Stepper, "_chosen", remember),
         mock.patch.object(step, "select", select),
         mock.patch.object(step, "aggregate", keep),
         mock.patch.object(step, "predict", predict),

@@ -49,7 +49,7 @@ KEY = bytes(range(64, 96))
 PLANS: dict[str, Plan] = {
     "sticky": make_plan(aggregates=(COUNT, MEAN, SUM, UNITS)),
     "late": make_plan(stamped=True, triggers=16, lateness=4, skew=STEP, period=6),
-    "sliding rounds": make_plan(triggers=8, slide=4, windows=4, mode="rounds", final_flush=True),
+    "sliding": make_plan(triggers=8, slide=4, windows=4),
     "public": make_plan(public="fixed list", aggregates=(COUNT, UNITS)),
     "combined": make_plan(
         aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,

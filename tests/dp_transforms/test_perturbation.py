@@ -38,7 +38,7 @@ def test_values_are_exact_prefixes_plus_the_noise_of_their_paths() -> None:
     figures = published(plan, states, [2, 0])
     for number, (stream, noise) in enumerate(zip(plan.design.streams, budget.values, strict=True)):
         paths = Paths(noise_stream(plan, noise))
-        paths.start(np.arange(2), states.table.ids[[2, 0]], np.zeros(2, np.int64))
+        paths.start(np.arange(2), states.table.ids[[2, 0]])
         drawn = paths.advance(np.arange(2), np.full(2, 5))[:, 0] / (1 << DECODE_BITS)
         prefix = states.values[[2, 0], number] + drawn
         assert drawn.any()
@@ -80,7 +80,7 @@ def test_the_count_of_units_is_at_its_own_step() -> None:
     assert budget.units is not None and not plan.design.units_apart
     figures = published(plan, states, [0, 1, 2], 9)
     paths = Paths(noise_stream(plan, budget.units, "units"))
-    paths.start(np.arange(3), states.table.ids[:3], np.zeros(3, np.int64))
+    paths.start(np.arange(3), states.table.ids[:3])
     drawn = paths.advance(np.arange(3), np.full(3, 3))[:, 0]
     assert figures.values["people"].tolist() == (states.units[:3] + drawn / 256).tolist()
     assert figures.sds["people"].tolist() == [budget.units.sd[2]] * 3

@@ -72,7 +72,7 @@ def stream(rows: list[tuple[int, int, int]]) -> Stream:
 def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._sticky, vars(step)["aggregate"]
+    sticky, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
@@ -98,7 +98,7 @@ def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
         states.due[slots] = later[0] if later else np.iinfo(np.int32).max
 
     with (
-        mock.patch.object(step.Stepper, "_sticky", remember),
+        mock.patch.object(step.Stepper, "_chosen", remember),
         mock.patch.object(step, "select", select),
         mock.patch.object(step, "aggregate", keep),
         mock.patch.object(step, "predict", predict),
@@ -129,7 +129,7 @@ class Outcome:
 
     @contextlib.contextmanager
     def _noting(self, plan: Plan) -> Iterator[None]:
-        sticky = step.Stepper._sticky
+        sticky = step.Stepper._chosen
 
         def note(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
             out = sticky(stepper, states, window, slots, trigger)
@@ -137,7 +137,7 @@ class Outcome:
                 self.selected[window, name].append(trigger)
             return out
 
-        with mock.patch.object(step.Stepper, "_sticky", note):
+        with mock.patch.object(step.Stepper, "_chosen", note):
             yield
 
 

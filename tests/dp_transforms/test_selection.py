@@ -3,7 +3,6 @@
 Due dates: the first later test that passes without data, or the end of what is computed.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from dpstream.dp_transforms.selection import (
     predict,
     publishes,
     select,
-    step_index_of,
     wait_for_test,
 )
 from dpstream.state.store import NEVER, KeyShard
@@ -45,7 +43,7 @@ def by_definition(plan: Plan, states: KeyShard) -> npt.NDArray[np.int64]:
     budget: Budget = allocate(plan)
     assert budget.selection is not None and budget.tau is not None
     paths, keys = Paths(noise_stream(plan, budget.selection, "selection")), states.size
-    paths.start(np.arange(keys), states.table.ids[:keys], states.round[:keys].astype(np.int64))
+    paths.start(np.arange(keys), states.table.ids[:keys])
     tests = len(budget.tau)
     noise = paths.advance(np.arange(keys), np.full(keys, tests), tests)
     exact = np.floor((budget.tau - noise) / (1 << DECODE_BITS)).astype(np.int64) + 1
@@ -84,7 +82,7 @@ def test_a_combined_test_takes_the_counts_noise_of_its_own_trigger(
     states, exact = states_of(plan, TEN), np.tile(budget.tau, (10, 1))
     for (stream, coefficient), at in zip(terms, (own, at_tests), strict=True):
         paths = Paths(stream)
-        paths.start(keys, states.table.ids[:10], np.zeros(10, np.int64))
+        paths.start(keys, states.table.ids[:10])
         last = at[-1] + 1
         exact -= coefficient * paths.advance(keys, np.full(10, last), last)[:, at]
     expected = np.maximum((exact >> DECODE_BITS) + 1, 0)
@@ -103,7 +101,7 @@ def test_noise_counts_as_often_as_its_stream(coefficient: int) -> None:
     assert budget.selection is not None and budget.tau is not None
     stream = noise_stream(plan, budget.selection, "selection")
     paths = Paths(stream)
-    paths.start(keys, states.table.ids[:10], np.zeros(10, np.int64))
+    paths.start(keys, states.table.ids[:10])
     noise = paths.advance(keys, np.full(10, 5), 5)[:, 4]
     thresholds = NoisyThresholds([(stream, coefficient)], plan, budget, 3)
     thresholds.ensure(states, keys, np.full(10, 5))
@@ -131,29 +129,6 @@ def test_few_keys_at_a_time_are_all_keys(monkeypatch: pytest.MonkeyPatch) -> Non
     assert levels.tolist() == by_definition(plan, states)[:, 3].tolist()
 
 
-def test_a_new_round_has_noise_of_its_own() -> None:
-    plan = make_plan(mode="rounds", triggers=13)
-    states, thresholds, slots = states_of(plan, TEN), thresholds_of(plan), np.arange(10)
-    thresholds.ensure(states, slots, np.full(10, 2))
-    states.round[3:6] = 1
-    thresholds.ensure(states, slots, np.full(10, 2))
-    levels = thresholds.at(slots, np.full(10, 2))
-    assert levels.tolist() == by_definition(plan, states)[:, 1].tolist()
-    before = by_definition(plan, states_of(plan, TEN))[:, 1]
-    assert np.flatnonzero(levels != before).min() >= 3 and (levels != before).any()
-
-
-def test_keys_that_come_from_the_store_are_in_any_round() -> None:
-    """Nothing is known of their paths: each begins, whatever its round is."""
-    plan = make_plan(mode="rounds", triggers=13)
-    states, slots = states_of(plan, TEN), np.arange(10)
-    states.round[:10] = slots
-    thresholds = thresholds_of(plan)
-    thresholds.ensure(states, slots, np.full(10, 2))
-    levels = thresholds.at(slots, np.full(10, 2))
-    assert levels.tolist() == by_definition(plan, states)[:, 1].tolist()
-
-
 @pytest.mark.parametrize("above", [-1, 0])
 def test_a_key_passes_at_its_threshold(above: int) -> None:
     plan = make_plan(triggers=13, select_every=1)
@@ -177,24 +152,12 @@ def test_the_statistic_of_weights_is_the_last_sum() -> None:
     )
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("sticky", [2]), ("rounds", [2, 3])])
-def test_who_is_tested(mode: str, expected: Sequence[int]) -> None:
-    """More units than the pre-threshold, and a sticky key is selected once."""
-    plan = make_plan(mode=mode, pre_threshold=3, aggregates=(COUNT,))
+def test_who_is_tested() -> None:
+    """More units than the pre-threshold, and a key is selected once."""
+    plan = make_plan(pre_threshold=3, aggregates=(COUNT,))
     states = states_of(plan, [1, 2, 3, 4])
     states.units[:4], states.round[3] = [2, 3, 4, 9], 1
-    assert candidates(plan, states, np.arange(4)).tolist() == expected
-
-
-def test_steps_are_counted_from_the_rounds_begin() -> None:
-    plan = make_plan(mode="rounds")
-    states = states_of(plan, [1, 2])
-    states.base[:2] = [0, 5]
-    assert step_index_of(plan, states, np.arange(2), 7).tolist() == [7, 2]
-    apart = make_plan(triggers=12, select_every=4, refresh_every=4)
-    assert [int(step_index_of(apart, states, np.arange(1), t)[0]) for t in (1, 4, 5, 12)] == [
-        1, 1, 2, 3,
-    ]  # fmt: skip
+    assert candidates(plan, states, np.arange(4)).tolist() == [2]
 
 
 KEYS = 60
@@ -216,17 +179,6 @@ def test_a_key_is_due_when_it_passes_by_itself(look_ahead: int, every: int) -> N
         test = later[0] if later else horizon + 1
         due.append(min(test * every, 14) if test <= tests else NEVER)
     assert states.due[:KEYS].tolist() == due and len(set(due)) > (look_ahead > 1)
-
-
-def test_a_round_is_due_on_its_own_clock() -> None:
-    plan = make_plan(mode="rounds", triggers=20)
-    states, thresholds = states_of(plan, range(KEYS)), thresholds_of(plan, 4)
-    states.base[:KEYS] = 6
-    slots = np.arange(KEYS)
-    thresholds.ensure(states, slots, np.full(KEYS, 2))
-    predict(plan, thresholds, states, slots, 8)
-    # Steps 3 to 5 of the round are known; its step 6 is the end of the horizon.
-    assert set(states.due[:KEYS].tolist()) <= {9, 10, 11, 12}
 
 
 @pytest.mark.parametrize(("trigger", "test"), [(1, 4), (4, 4), (5, 8), (9, 10)])

@@ -20,7 +20,6 @@ from dpstream.dp_transforms import aggregation, release, step
 from dpstream.dp_transforms.batches import concat, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
-from dpstream.dp_transforms.noise.paths import NoiseStream
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.selection import predict
 from dpstream.dp_transforms.step import TakenSteps
@@ -130,14 +129,13 @@ def silent_selections(plan: Plan, stream: Stream, got: Released) -> int:
     count = 0
     for (window, trigger), rows in got.items():
         for key, _ in rows:
-            fresh = plan.privacy.mode == "rounds" or (window, key) not in seen
-            count += fresh and (window, trigger, key) not in fed
+            count += (window, key) not in seen and (window, trigger, key) not in fed
             seen.add((window, key))
     return count
 
 
 @pytest.mark.parametrize(
-    "name", ["sticky", "rounds", "rounds long", "sticky pre-threshold", "weights", "combined late"]
+    "name", ["sticky", "long", "blt long", "sticky pre-threshold", "weights", "combined late"]
 )
 def test_prediction_is_needed_and_its_loss_noticed(
     name: str, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
@@ -160,22 +158,9 @@ def one_later(plan: Plan, thresholds: Any, states: Any, slots: np.ndarray, trigg
 def test_a_late_prediction_is_noticed(
     ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = PLANS["rounds"]
+    plan = PLANS["long"]
     monkeypatch.setattr(step, "predict", one_later)
     assert run(plan, store_paths) != slow(plan, ring)
-
-
-def test_noise_reused_over_rounds_is_noticed(
-    ring: KeyRing, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, honest = PLANS["rounds long"], NoiseStream.names
-    expected = slow(plan, ring)
-    rounds_seen = {key for rows in expected.values() for key, _ in rows}
-    assert len(rounds_seen) < sum(len(rows) for rows in expected.values())
-    monkeypatch.setattr(
-        NoiseStream, "names", lambda self, ids, rounds: honest(self, ids, np.zeros_like(rounds))
-    )
-    assert run(plan, store_paths) != expected
 
 
 # --- units -------------------------------------------------------------------------------
@@ -204,10 +189,9 @@ def noise_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "calibrated", budgeted(without_noise))
 
 
-@pytest.mark.parametrize("mode", ["sticky", "rounds"])
 @pytest.mark.parametrize("least", [0, 3])
 def test_no_key_is_tested_below_the_pre_threshold(
-    mode: str, least: int, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
+    least: int, store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With thresholds that every statistic passes, the gate alone decides, exactly."""
 
@@ -216,7 +200,7 @@ def test_no_key_is_tested_below_the_pre_threshold(
         return msgspec.structs.replace(budget, tau=np.full_like(budget.tau, -(1 << 20)))
 
     monkeypatch.setattr(step, "calibrated", budgeted(wide_open))
-    plan = make_plan(mode=mode, pre_threshold=least, remember="never")
+    plan = make_plan(pre_threshold=least, remember="never")
     stream = stream_of(plan)
     got = run(plan, store_paths, stream)
     pairs = admitted(plan, stream)
@@ -226,10 +210,6 @@ def test_no_key_is_tested_below_the_pre_threshold(
         seen = {key for t in range(1, last + 1) for key, _ in got[window, t]}
         above = {key for key, count in units.items() if count > least}
         assert seen == above and (len(above) < len(units)) == (least > 0)
-        for t in range(1, last + 1):
-            if mode == "rounds" and least == 0:  # whoever sends ends the round at once
-                fed = {p.key for p in pairs if (p.window, p.step_index) == (window, t)}
-                assert [key for key, _ in got[window, t]] == sorted(fed)
 
 
 @pytest.mark.usefixtures("noise_off")
@@ -249,17 +229,15 @@ def test_a_unit_counts_once_per_window_and_key(name: str, store_paths: Iterator[
 
 
 @pytest.mark.usefixtures("noise_off")
-def test_a_unit_counts_once_per_round_over_micro_batches(
+def test_a_unit_is_tested_once_over_micro_batches(
     store_paths: Iterator[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight units repeat themselves; nine are needed, so no round ever ends."""
-    quiet = make_plan(mode="rounds", pre_threshold=8)
+    """Eight units repeat themselves; where nine are needed no key is selected."""
+    quiet = make_plan(pre_threshold=8)
     assert not any(run(quiet, store_paths, repeated_units(quiet, 5, 8)).values())
-    loud = make_plan(mode="rounds", pre_threshold=7)
+    loud = make_plan(pre_threshold=7)
     got = run(loud, store_paths, repeated_units(loud, 5, 8))
-    assert {at: len(rows) for at, rows in got.items() if rows} == dict.fromkeys(
-        [(0, 3), (0, 6), (0, 9)], 5
-    )
+    assert len(got[0, loud.timeline.triggers]) == 5
     honest = aggregation._fresh_units
 
     def per_batch(plan: Plan, states: Any, slots: np.ndarray, rows: Any) -> object:

@@ -78,7 +78,7 @@ def plan_of(name: str) -> Plan:
     late = {"stamped": True, "lateness": 2, "skew": STEP // 2}
     return {
         "sticky": make_plan(triggers=6, aggregates=(COUNT, MEAN, UNITS), **late),  # type: ignore
-        "rounds": make_plan(triggers=6, mode="rounds", final_flush=True, **late),  # type: ignore
+        "threshold": make_plan(triggers=6, pre_threshold=1, **late),  # type: ignore
         "combined": make_plan(
             triggers=6, aggregates=(COUNT, SUM), strategy="blt", contributions=5, epsilon=9.0,
             per_key_bound=1, weights=SelectionWeights(), combine=True, **late,  # type: ignore

@@ -48,7 +48,7 @@ window = "6s"
 release_every = "1s"
 budget = {{ epsilon = 20.0, delta = 1e-2, covers = "lifetime" }}
 contributions = 12
-mechanism = {{ mode = "rounds", final_flush = true }}
+mechanism = {{ pre_threshold = 1, strategy = "blt" }}
 store = "{store}"
 shards = 3
 sink = {{ kind = "parquet", path = "out" }}

@@ -196,7 +196,7 @@ def test_no_page_is_left_at_any_commit(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_page_is_left_at_any_size(tmp_path: Path) -> None:
-    for name in ("rounds", "public"):
+    for name in ("threshold", "public"):
         folder = tmp_path / name
         folder.mkdir()
         test_no_page_is_left_at_any_commit(name, folder)

@@ -184,7 +184,7 @@ def test_decisions_cut_short_between_shards(tmp_path: Path) -> None:
         assert released(run, redelivered(run.plan, 4)) == expected
 
 
-KILLED = ("sticky", "rounds", "public", "combined", "skip")
+KILLED = ("sticky", "threshold", "public", "combined", "skip")
 #: Repeats of each kind of point in the longer run, and random kills of each store.
 POINT_REPEATS = 50
 RANDOM_KILLS = 100
@@ -247,7 +247,7 @@ def nth_of(point: str, rng: np.random.Generator) -> int:
 
 #: One of each mode and of each way to lose a commit comes first; the rest are slow.
 SQLITE_FAULTS = [
-    ("rounds", Fault("before _write_steps", 4), False),
+    ("threshold", Fault("before _write_steps", 4), False),
     ("sticky", Fault("after commit_step", 11), True),
     # The second shard's units are decided after the restart, the first one's ranks recalled.
     ("combined", Fault("after commit_units", 1), False),
@@ -257,8 +257,8 @@ SQLITE_FAULTS = [
     ("skip", Fault("after _write_steps", 7), True),
     ("skip", Fault("before _write_steps", 4), False),
     ("combined", Fault("after commit_step", 9), False),
-    ("rounds", Fault("after write_release", 3), False),
-    ("rounds", Fault("after commit_step", 7), False),
+    ("threshold", Fault("after write_release", 3), False),
+    ("threshold", Fault("after commit_step", 7), False),
     ("public", Fault("after commit_step", 4), False),
     ("sticky", Fault("after commit_units", 1), False),
     ("sticky", Fault("before commit_step", 9), False),
@@ -275,7 +275,7 @@ def test_killed_at_a_point(tmp_path: Path, case: tuple[str, Fault, bool]) -> Non
 #: (job, fault, in Beam, in parts): parts make some 60 commits of one run.
 SPANNER_FAULTS = [
     ("combined", Fault("after commit", 1), False, False),
-    ("rounds", Fault("after commit", 6), True, False),
+    ("threshold", Fault("after commit", 6), True, False),
     ("sticky", Fault("after commit", 31), False, True),
     ("skip", Fault("after commit", 7), False, False),
     ("skip", Fault("before commit", 40), False, True),

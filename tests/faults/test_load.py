@@ -50,7 +50,7 @@ def streams(plan: Plan) -> dict[str, Stream]:
 
 
 @pytest.mark.parametrize("kind", ["shard", "burst"])
-@pytest.mark.parametrize("name", ["sticky", "rounds", "combined"])
+@pytest.mark.parametrize("name", ["sticky", "threshold", "combined"])
 def test_uneven_load_changes_no_release(tmp_path: Path, name: str, kind: str) -> None:
     plan = plan_of(name)
     batches = streams(plan)[kind].batches(97)

@@ -38,7 +38,7 @@ from tests.faults.runs import Releases, calm, job, released
 from tests.faults.test_store_faults import Full, redelivered, stop_at_commit
 from tests.faults.unsure import Network
 
-NAMES = ("sticky", "rounds", "public", "combined", "skip")
+NAMES = ("sticky", "threshold", "public", "combined", "skip")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -211,7 +211,7 @@ def records_of_a_cut_decision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 SABOTAGE = [
-    ("rounds", done_keys_are_taken_again),
+    ("threshold", done_keys_are_taken_again),
     ("sticky", progress_comes_with_the_first_part),
     ("public", due_lists_name_changed_keys_only),
     ("sticky", records_of_a_cut_decision_are_forgotten),
@@ -238,7 +238,7 @@ def test_sabotage_is_seen(
 ABORTED, UNKNOWN = 0.3, 0.05
 #: Attempts of one commit: with 35% faults, one of 10,000 needs about 9.
 MOST_ATTEMPTS = 25
-FLOWS = ("sticky", "rounds", "combined", "public")
+FLOWS = ("sticky", "threshold", "combined", "public")
 TABLES = {
     "Progress": ("Part", "WindowIndex", "Reached"),
     "Steps": ("Part", "WindowIndex", "Step", "Piece", "Releases"),
@@ -412,7 +412,7 @@ def resharded(run: Run, shards: int) -> Run:
 
 
 @pytest.mark.parametrize("stops", STOPS)
-@pytest.mark.parametrize("name", ["sticky", "rounds", "public", "skip"])
+@pytest.mark.parametrize("name", ["sticky", "threshold", "public", "skip"])
 def test_shards_change_in_the_midst(place: Places, name: str, stops: tuple[int, int]) -> None:
     run = job(name, place())
     go_on(run, stops[0], 1)
@@ -462,7 +462,7 @@ def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path, name
 
 
 def test_a_reshard_cut_short_leaves_the_old_store(place: Places) -> None:
-    run = job("rounds", place())
+    run = job("threshold", place())
     go_on(run, 9, 1)
 
     def stop(done: int, _: int) -> None:
@@ -474,7 +474,7 @@ def test_a_reshard_cut_short_leaves_the_old_store(place: Places) -> None:
     stores.close_all()
     assert generation_of(connect(run.store)) == 0
     run = resharded(run, 3)
-    assert released(run, redelivered(run.plan, 4)) == calm("rounds")
+    assert released(run, redelivered(run.plan, 4)) == calm("threshold")
 
 
 def test_of_two_commands_at_once_the_last_wins(place: Places, tmp_path: Path) -> None:

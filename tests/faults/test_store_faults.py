@@ -42,7 +42,7 @@ from tests.faults.places import KINDS, Places, places, small_commits
 from tests.faults.runs import calm, job, released
 from tests.streams import KEYS, generate
 
-NAMES = ("sticky", "rounds", "public", "skip")
+NAMES = ("sticky", "threshold", "public", "skip")
 STORES: dict[str, type[Store]] = {"sqlite": SqliteStore, "spanner": SpannerStore}
 
 

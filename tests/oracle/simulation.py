@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import time
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -284,12 +284,16 @@ class Design:
     refresh_every: int = 1
     tests: frozenset[int] = frozenset()
     skip: bool = False
-    final_flush: bool = False
     window_indexed: bool = False  # a restarted tree continues at the window's trigger index
 
     @classmethod
-    def of(cls, plan: Plan, budget: Budget) -> "Design":
-        """The design of a plan with one COUNT column."""
+    def of(cls, plan: Plan, budget: Budget, mode: Mode = "sticky") -> "Design":
+        """The design of a plan with one COUNT column.
+
+        Args:
+            mode: ``sticky`` is the product's; ``rounds`` the paper's Algorithm 2: select, release,
+                restart.
+        """
         statistic, selection = budget.statistic, budget.selection
         if statistic is None or selection is None or budget.tau is None:
             raise ValueError("simulates selected keys")
@@ -306,12 +310,11 @@ class Design:
             np.ones(count, np.int64) if weights is None else weights.integers(count),
             (statistic.weighted, statistic.counted),
             bool(plan.privacy.per_key_bound) or not budget.values,
-            plan.privacy.mode,
+            mode,
             plan.privacy.pre_threshold,
             plan.design.refresh_every,
             frozenset(plan.design.test_triggers.tolist()),
             plan.design.skips,
-            plan.privacy.final_flush,
         )
 
 
@@ -399,7 +402,7 @@ def _publish(
         selected |= wins
         return due
     selected |= wins
-    return selected.copy() if design.final_flush and t == design.triggers else wins
+    return wins
 
 
 def _by_step_index(raw: Records, triggers: int) -> tuple[Ints, Ints]:
@@ -428,11 +431,15 @@ def table1_plan(triggers: int, contributions: int = 32, **privacy: object) -> Pl
     )
 
 
+def algorithm2_plan(triggers: int, contributions: int, epsilon: float, delta: float) -> Plan:
+    """A plan whose keys are tested at every trigger, as Algorithm 2 does."""
+    return table1_plan(
+        triggers, contributions, epsilon=epsilon, delta=delta, select_every=1, refresh_every=1
+    )
+
+
 DESIGNS: tuple[dict[str, object], ...] = (
-    {"mode": "rounds", "strategy": "tree", "published": True},
-    {"mode": "rounds", "strategy": "tree"},
-    {"mode": "rounds", "strategy": "tree", "final_flush": True},
-    {"mode": "rounds", "strategy": "blt"},
+    {"published": True},
     {"strategy": "tree"},
     {"strategy": "blt"},
     {"strategy": "blt", "per_key_bound": 1},
@@ -470,11 +477,13 @@ def main() -> None:
     print(json.dumps({"raw": len(raw), "bounded": len(bounded)}), flush=True)
     for triggers in args.triggers:
         for privacy in DESIGNS:
-            given: dict[str, Any] = dict(privacy)
-            spend = published_budget if given.pop("published", False) else allocate
-            plan = table1_plan(triggers, **given)
             begin = time.monotonic()
-            design = Design.of(plan, spend(plan))
+            if "published" in privacy:
+                plan = algorithm2_plan(triggers, 32, 6.0, 1e-9)
+                design = Design.of(plan, published_budget(plan), "rounds")
+            else:
+                plan = table1_plan(triggers, 32, **privacy)
+                design = Design.of(plan, allocate(plan))
             result = simulate(design, bounded, raw, args.keys, args.seed + 1)
             figures = dataclasses.asdict(result) | {"seconds": time.monotonic() - begin}
             settings = {k: str(v) for k, v in privacy.items()}

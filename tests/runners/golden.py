@@ -55,7 +55,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "tree": {"mechanism": {"strategy": "tree"}, "aggregate": COUNT | SUM},
     "blt": {"mechanism": {"strategy": "blt"}, "aggregate": COUNT | SUM | PEOPLE},
     "dense": {"mechanism": {"strategy": "dense"}, "aggregate": COUNT | SUM},
-    "rounds": {"mechanism": {"mode": "rounds", "final_flush": True}},
+    "threshold": {"mechanism": {"pre_threshold": 1}},
     "sliding": {"job": SLIDING},
     "periods": {
         "job": {"window": "2h", "release_every": "20m", "contributions": 3},

@@ -29,7 +29,7 @@ from tests.runners.golden import (
 
 #: The one job whose numbers differ on a processor without AVX-512, one that publishes means and
 #: their sds, and one for each encoder.
-NAMES = ("rounds", "shared", "tree", "blt", "combined")
+NAMES = ("threshold", "shared", "tree", "blt", "combined")
 
 
 def least_instructions() -> dict[str, str]:

@@ -151,7 +151,6 @@ class LimitedStore(LimitedRetention, Store):
             int(states.units[slot]),
             tuple(states.values[slot].tolist()),
             int(states.round[slot]),
-            int(states.base[slot]),
             int(states.due[slot]),
             (before.pairs if before else frozenset()) | frozenset(fresh),
         )
@@ -310,7 +309,7 @@ def _enter(states: KeyShard, key: bytes, row: KeyRow) -> None:
     columns = pa.RecordBatch.from_pylist([row.key], schema=states._schema)
     slot = states.intern(ids_from([key]), columns)
     states.units[slot], states.values[slot] = row.units, row.values
-    states.round[slot], states.base[slot], states.due[slot] = row.round, row.base, row.due
+    states.round[slot], states.due[slot] = row.round, row.due
     states.done[slot] = row.taken > states.committed
     units = ids_from(sorted(row.pairs))
     states.pairs.add(np.repeat(slot, len(units)), units)

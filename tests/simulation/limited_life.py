@@ -41,7 +41,6 @@ class KeyRow(NamedTuple):
     units: int
     values: tuple[int, ...]
     round: int
-    base: int
     due: int
     pairs: frozenset[bytes]
 
@@ -316,9 +315,8 @@ class LimitedRetention(RetentionStore):
         keys = pa.Table.from_pylist([row.key for row in rows], schema=tables.schema)
         ids = id_array(ids_from([key for key, _ in named]))
         pairs = [(i, unit) for i, row in enumerate(rows) for unit in sorted(row.pairs)]
-        due, round_, base = (
-            np.array([getattr(row, name) for row in rows], np.int32)
-            for name in ("due", "round", "base")
+        due, round_ = (
+            np.array([getattr(row, name) for row in rows], np.int32) for name in ("due", "round")
         )
         yield KeyPiece(
             keys.append_column("_id", ids),
@@ -326,7 +324,6 @@ class LimitedRetention(RetentionStore):
             np.array([row.values for row in rows], np.int64).reshape(-1, tables.streams),
             due,
             round_,
-            base,
             np.array([row.taken > committed for row in rows], np.bool_),
             np.array([i for i, _ in pairs], np.int64),
             ids_from([unit for _, unit in pairs]),
@@ -390,7 +387,6 @@ class LimitedRetention(RetentionStore):
                 int(piece.units[row]),
                 tuple(piece.values[row].tolist()),
                 int(piece.round[row]),
-                int(piece.base[row]),
                 int(piece.due[row]),
                 frozenset(pairs.get(row, ())),
             )

@@ -64,7 +64,7 @@ def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
     stamp = "arrived" if stamped else "event_time"
     privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=period is not None)
     plan = msgspec.structs.replace(plan, timeline=line, stamp=stamp, privacy=privacy)
-    if plan.public_keys is None and privacy.mode == "sticky":
+    if plan.public_keys is None:
         plan = msgspec.structs.replace(plan, remember=remember)
     return plan.check()
 

@@ -73,7 +73,6 @@ def change(
     states.units[changed] += seed
     states.values[changed] += [seed, -3 * seed]
     states.round[changed] += seed % 2
-    states.base[changed] = seed
     odd = states.table.ids[changed, 0] % 2 == 1  # of the key, not of the slot it happens to have
     states.due[changed] = np.where(odd, seed + 1, NEVER)
     units = ids([1000 + seed] * len(changed))
@@ -134,7 +133,6 @@ def picture(states: KeyShard) -> dict[str, Any]:
             int(states.units[slot]),
             states.values[slot].tolist(),
             int(states.round[slot]),
-            int(states.base[slot]),
             int(states.due[slot]),
             bool(states.done[slot]),
             unit_probes,

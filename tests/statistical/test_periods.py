@@ -227,9 +227,8 @@ def test_selected_keys_with_several_periods_in_a_window_are_refused() -> None:
     [
         {},
         {"pre_threshold": 2},
-        {"mode": "rounds"},
-        {"weights": SelectionWeights(), "contributions": 4, "selection_share": 0.6, "skip": True},
-        {"weights": SelectionWeights(), "contributions": 4, "selection_share": 0.6, "skip": False},
+        {"weights": SelectionWeights(), "contributions": 4, "skip": True},
+        {"weights": SelectionWeights(), "contributions": 4, "skip": False},
         {"weights": SelectionWeights(), "per_key_bound": 1, "combine": True, "skip": False},
     ],
     ids=str,
@@ -257,7 +256,6 @@ LARGE: dict[str, Any] = {"epsilon": 40.0, "delta": 0.05, "contributions": 1, "st
 MECHANISMS: dict[str, dict[str, Any]] = {
     "sticky": {},
     "tree": {"strategy": "tree"},
-    "rounds": {"mode": "rounds"},
     "weights": WEIGHTS,
     "combined": {**WEIGHTS, "per_key_bound": 1, "combine": True},
     "units": {"aggregates": (UNITS,), "per_key_bound": 1},
@@ -319,7 +317,6 @@ def test_a_person_alone_is_published_at_most_with_the_printed_chance(
     budget = allocate(plan)
     hits, units = lone(plan, tmp_path)
     assert units == plan.timeline.periods_met > 1
-    # One key, but as many rounds of it as the person has pairs.
     claimed = units * plan.privacy.contributions * budget.b
     assert lower(hits, KEYS, TAIL) <= claimed
     rows = {int(row["periods"]): row["delta"] for row in describe(plan, budget)["periods"]}

@@ -27,12 +27,10 @@ SINGLES = 20_000
 SIDE = 10_000
 
 
-def large_delta(triggers: int, mode: str, pre_threshold: int = 0, **options: Any) -> Plan:
+def large_delta(triggers: int, pre_threshold: int = 0, **options: Any) -> Plan:
     """Noise far above the rounding bound D_t, and chances that 20,000 trials can see."""
     settings: dict[str, Any] = {"epsilon": 0.02, "delta": 0.05, "contributions": 1, **options}
-    return make_plan(
-        triggers=triggers, windows=1, mode=mode, pre_threshold=pre_threshold, **settings
-    )
+    return make_plan(triggers=triggers, windows=1, pre_threshold=pre_threshold, **settings)
 
 
 @contextlib.contextmanager
@@ -58,27 +56,25 @@ def ever_released(plan: Plan, folder: Path) -> int:
 WEIGHTS: dict[str, Any] = {"weights": SelectionWeights(3.0, 1.0), "contributions": 2}
 COMBINED: dict[str, Any] = {**WEIGHTS, "per_key_bound": 1, "combine": True}
 BLT: dict[str, Any] = {"strategy": "blt"}
-CASES: list[tuple[int, str, int, dict[str, Any]]] = [
-    (1, "sticky", 0, {}),
-    (2, "sticky", 0, {}),
-    (8, "sticky", 0, {}),
-    (8, "rounds", 0, {}),
-    (2, "sticky", 2, {}),
-    (8, "sticky", 0, BLT),
-    (8, "rounds", 0, BLT),
-    (8, "sticky", 0, WEIGHTS),
-    (1, "sticky", 0, {**WEIGHTS, **BLT}),
-    (4, "sticky", 1, COMBINED),
-    (8, "sticky", 0, {**COMBINED, **BLT}),
-    (4, "sticky", 0, {**COMBINED, **BLT, "aggregates": (COUNT, UNITS)}),
+CASES: list[tuple[int, int, dict[str, Any]]] = [
+    (1, 0, {}),
+    (2, 0, {}),
+    (8, 0, {}),
+    (2, 2, {}),
+    (8, 0, BLT),
+    (8, 0, WEIGHTS),
+    (1, 0, {**WEIGHTS, **BLT}),
+    (4, 1, COMBINED),
+    (8, 0, {**COMBINED, **BLT}),
+    (4, 0, {**COMBINED, **BLT, "aggregates": (COUNT, UNITS)}),
 ]
 
 
-@pytest.mark.parametrize(("triggers", "mode", "pre_threshold", "options"), CASES)
+@pytest.mark.parametrize(("triggers", "pre_threshold", "options"), CASES)
 def test_a_single_unit_is_released_at_most_with_its_chance(
-    tmp_path: Path, triggers: int, mode: str, pre_threshold: int, options: dict[str, Any]
+    tmp_path: Path, triggers: int, pre_threshold: int, options: dict[str, Any]
 ) -> None:
-    plan = large_delta(triggers, mode, pre_threshold, **options)
+    plan = large_delta(triggers, pre_threshold, **options)
     trials, chance = SINGLES // (1 + pre_threshold), allocate(plan).b
     hits = ever_released(plan, tmp_path)
     assert lower(hits, trials, TAIL) <= chance
@@ -89,7 +85,7 @@ def test_a_single_unit_is_released_at_most_with_its_chance(
 
 
 def test_too_few_units_are_never_tested(tmp_path: Path) -> None:
-    plan = large_delta(4, "sticky", pre_threshold=3)
+    plan = large_delta(4, pre_threshold=3)
     with tau_less_one_sd():
         assert np.isnan(released(plan, np.full(5000, 3), tmp_path)).all()
 
@@ -173,7 +169,7 @@ def test_audit_of_selection(tmp_path: Path, weights: SelectionWeights | None) ->
     """Keys whose neighbours have one unit more: how often they are selected at one trigger."""
     plan = make_plan(
         triggers=1, windows=1, epsilon=1.0, delta=0.2, contributions=1 if weights is None else 2,
-        selection_share=0.9, aggregates=(COUNT,), weights=weights,
+        aggregates=(COUNT,), weights=weights,
     )  # fmt: skip
     budget = allocate(plan)
     assert budget.selection is not None and budget.tau is not None

@@ -13,14 +13,14 @@ from dp_accounting import pld
 
 from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate, check_needs
-from dpstream.accounting.budget.shares import costs_of, value_costs
+from dpstream.accounting.budget.shares import costs_of
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies import make_strategy
+from dpstream.accounting.plan.privacy import THETA
 from dpstream.accounting.weights import SelectionWeights
-from tests.accounting.plans import UNITS, Make, build
+from tests.accounting.plans import UNITS, Make, allocate_sharing, build
 
 MIXED = (
     Aggregate("n", "count"),
@@ -40,17 +40,11 @@ SOUND = [
     {"public_keys": "list", "aggregates": (*MIXED, UNITS)},
     {"public_keys": "list", "aggregates": (UNITS,)},
     {"public_keys": "list", "aggregates": (*MIXED, UNITS), "contributions": 1},
-    {"mode": "rounds"},
-    {"mode": "rounds", "triggers": 1000},
-    {"mode": "rounds", "selection_share": 0.5, "aggregates": MIXED},
-    {"mode": "rounds", "triggers": 1, "contributions": 4},
-    {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3},
+    {"triggers": 5, "contributions": 12, "windows": 3},
     {"pre_threshold": 4, "triggers": 64},
     {"strategy": "blt"},
     {"strategy": "dense"},
-    {"strategy": "dense", "mode": "rounds"},
     {"strategy": "blt", "triggers": 1000, "aggregates": MIXED},
-    {"strategy": "blt", "mode": "rounds", "triggers": 300},
     {"per_key_bound": 1, "aggregates": MIXED},
     {"per_key_bound": 1, "aggregates": (UNITS,)},
     {"per_key_bound": 1, "aggregates": MIXED, "public_keys": "list"},
@@ -74,6 +68,12 @@ SOUND = [
 ]  # fmt: skip
 
 
+def made(make_plan: Make, case: dict[str, Any]) -> tuple[Plan, Budget]:
+    """The plan of a case, and its budget with the case's share of selection, if it has one."""
+    plan = make_plan(**{name: value for name, value in case.items() if name != "selection_share"})
+    return plan, allocate_sharing(plan, case.get("selection_share"))
+
+
 @functools.cache
 def most_squares(keys: int, pairs: int, bound: int) -> int:
     """Largest sum of squares of 1 .. ``bound`` pairs on each key, at most ``pairs`` in all."""
@@ -86,8 +86,7 @@ def most_squares(keys: int, pairs: int, bound: int) -> int:
 
 def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
     """Exact squared mu of the worst unit with n selections, from the sigmas as floats."""
-    count, triggers = plan.privacy.contributions, plan.timeline.triggers
-    cost = Fraction(0)
+    count, cost = plan.privacy.contributions, Fraction(0)
     streams = {id(s): s for s in (budget.selection, budget.units) if s is not None}
     for stream in streams.values():
         squares = Fraction(n)
@@ -98,8 +97,6 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
     for value, noise in zip(plan.design.streams, budget.values, strict=bool(budget.values)):
         spread = most_squares(n, count, plan.privacy.per_key_bound or count)
         square = spread * Fraction(noise.col2)
-        if plan.privacy.mode == "rounds" and n <= triggers:
-            square = Fraction(float(noise.strategy_object.worst_split(n, count)))
         cost += square * value.sensitivity**2 / Fraction(noise.sigma) ** 2
     return cost
 
@@ -107,13 +104,11 @@ def split_cost(plan: Plan, budget: Budget, n: int) -> Fraction:
 @pytest.mark.parametrize("case", SOUND, ids=str)
 def test_joint_condition_for_every_n(make_plan: Make, case: dict[str, Any]) -> None:
     """Holds exactly, with less than a millionth to spare, and fails for a sigma 0.1% smaller."""
-    plan = make_plan(**case)
-    budget = allocate(plan)
+    plan, budget = made(make_plan, case)
     squared = Fraction(budget.mu) ** 2
     spent = [split_cost(plan, budget, n) for n in range(1, plan.privacy.contributions + 1)]
     assert max(spent) <= squared
-    if not plan.design.restarts:
-        assert max(spent) >= squared * Fraction(999_999, 1_000_000)
+    assert max(spent) >= squared * Fraction(999_999, 1_000_000)
 
     def smaller(noise: StreamNoise | None) -> StreamNoise | None:
         return msgspec.structs.replace(noise, sigma=noise.sigma * 0.999) if noise else None
@@ -125,14 +120,13 @@ def test_joint_condition_for_every_n(make_plan: Make, case: dict[str, Any]) -> N
         values=tuple(smaller(v) for v in budget.values),
     )
     worst = max(split_cost(plan, sabotaged, n) for n in range(1, plan.privacy.contributions + 1))
-    if case != {"mode": "rounds", "triggers": 5, "contributions": 12, "windows": 3}:
-        assert worst > squared
+    assert worst > squared
 
 
 @pytest.mark.parametrize("case", SOUND, ids=str)
 def test_delta_is_not_exceeded(make_plan: Make, case: dict[str, Any]) -> None:
-    plan = make_plan(**case)
-    budget, privacy = allocate(plan), plan.privacy
+    plan, budget = made(make_plan, case)
+    privacy = plan.privacy
     gaussian, failures = delta_of(privacy.epsilon, budget.mu), budget.b * privacy.contributions
     uneven = privacy.contributions % min(privacy.per_key_bound or 1, privacy.contributions)
     several = plan.timeline.triggers > 1 or privacy.weights is not None or uneven
@@ -141,7 +135,7 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict[str, Any]) -> None:
         assert gaussian + failures <= privacy.delta
         assert failures == pytest.approx(0.4 * privacy.delta)
         spent_delta = Fraction(budget.b) * privacy.contributions
-        assert spent_delta <= Fraction(privacy.theta) * Fraction(privacy.delta)
+        assert spent_delta <= Fraction(THETA) * Fraction(privacy.delta)
     else:
         assert budget.theta == 0
         assert gaussian <= privacy.delta
@@ -150,36 +144,26 @@ def test_delta_is_not_exceeded(make_plan: Make, case: dict[str, Any]) -> None:
     assert len(budget.values) == len(plan.design.streams)
 
 
-@pytest.mark.parametrize("mode", ["sticky", "rounds"])
 @pytest.mark.parametrize("n", [1, 2, 7, 31, 32])
-def test_composition_agrees_with_pld(make_plan: Make, mode: str, n: int) -> None:
+def test_composition_agrees_with_pld(make_plan: Make, n: int) -> None:
     """dp_accounting's own accountant on the Gaussian events of one split."""
-    plan = make_plan(mode=mode, aggregates=MIXED, epsilon=2.0, delta=1e-6)
+    plan = make_plan(aggregates=MIXED, epsilon=2.0, delta=1e-6)
     budget = allocate(plan)
     assert budget.selection is not None
     events = [budget.selection.sigma / math.sqrt(n * budget.selection.col2)]
     for value, noise in zip(plan.design.streams, budget.values, strict=True):
         square = ((33 - n) ** 2 + n - 1) * noise.col2
-        if mode == "rounds":
-            square = float(noise.strategy_object.worst_split(n, 32))
         events.append(noise.sigma / (value.sensitivity * math.sqrt(square)))
     accountant = pld.PLDAccountant()
     for multiplier in events:
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier))
     spent = accountant.get_delta(2.0)
     assert spent <= 0.6e-6 * 1.01
-    if mode == "sticky" and n in (1, 32):
+    if n in (1, 32):
         assert spent >= 0.6e-6 * 0.97
 
 
 def test_figures_of_the_design(make_plan: Make) -> None:
-    """Feasible (value, selection) shares (.7, .70) at T = 100 and (.6, .64) at T = 1000."""
-    for triggers, values, selection in ((100, 0.7, 0.70), (1000, 0.6, 0.64)):
-        budget = allocate(make_plan(triggers, mode="rounds", selection_share=selection))
-        assert values <= budget.values[0].share < values + 0.01
-        equal = allocate(make_plan(triggers, mode="rounds"))
-        assert equal.selection is not None
-        assert equal.selection.share == pytest.approx(equal.values[0].share)
     sticky = allocate(make_plan())
     assert sticky.selection is not None
     assert sticky.selection.share == pytest.approx(32 / 33)
@@ -193,40 +177,14 @@ def test_figures_of_the_design(make_plan: Make) -> None:
 
 
 def test_selection_share_leaves_the_largest_value_share(make_plan: Make) -> None:
-    for options in ({}, {"mode": "rounds"}, {"per_key_bound": 1}, {"weights": SelectionWeights()}):
+    for options in ({}, {"per_key_bound": 1}, {"weights": SelectionWeights()}):
         costs = costs_of(make_plan(**options))
         for share in (0.01, 0.3, 0.9, 0.999):
             values = costs.largest(share, 0.0, 1.0)
             assert costs.most(share, 0.0, values) <= 1
             assert costs.most(share, 0.0, values * 1.000001) > 1
-    budget = allocate(make_plan(selection_share=0.2))
+    budget = allocate_sharing(make_plan(), 0.2)
     assert budget.selection is not None and budget.selection.share == 0.2
-
-
-def brute_force_rounds(triggers: int, total: int, n: int) -> float:
-    """Worst cost of n selections in any number of value trees of T steps, by dynamic search."""
-    worst_split = make_strategy("tree", triggers).worst_split
-    best = {(0, 0): 0.0}
-    for _ in range(n):
-        for (used, pairs), cost in list(best.items()):
-            for pieces in range(1, min(triggers, n - used) + 1):
-                for size in range(pieces, total - pairs + 1):
-                    state = (used + pieces, pairs + size)
-                    total_cost = cost + float(worst_split(pieces, size))
-                    best[state] = max(best.get(state, 0.0), total_cost)
-    return max(cost for (used, _), cost in best.items() if used == n)
-
-
-@pytest.mark.parametrize("triggers", [1, 2, 3, 4, 5])
-def test_rounds_beyond_one_windows_triggers(triggers: int) -> None:
-    """Several windows: n selections may need several trees; the bound covers every way."""
-    total = 6
-    costs = value_costs("rounds", "tree", triggers, total)
-    scale = total**2 * make_strategy("tree", triggers).col2
-    for n in range(1, total + 1):
-        assert costs[n - 1] * scale >= brute_force_rounds(triggers, total, n)
-    if triggers == 1:
-        assert np.allclose(costs, value_costs("sticky", "tree", 1, total))
 
 
 def test_value_share_is_divided_by_weight(make_plan: Make) -> None:
@@ -269,7 +227,8 @@ def test_one_trigger_uses_the_whole_delta(make_plan: Make) -> None:
 def test_one_trigger_rule_may_assume_what_is_left(make_plan: Make, share: float | None) -> None:
     """With j pairs on lone keys the other C-j cost at most (C-j)/C of mu^2, however spread."""
     count = 12
-    budget = allocate(make_plan(1, contributions=count, selection_share=share))
+    plan = make_plan(1, contributions=count)
+    budget = allocate_sharing(plan, share)
     assert budget.selection is not None
     selection, values = (Fraction(s.sigma) ** 2 for s in (budget.selection, budget.values[0]))
     for left in range(1, count + 1):
@@ -288,7 +247,7 @@ def test_the_one_trigger_rule_is_for_one_window_without_weights(
     plan = make_plan(1, **case)
     budget = allocate(plan)
     count, delta = plan.privacy.contributions, plan.privacy.delta
-    assert budget.theta == plan.privacy.theta
+    assert budget.theta == THETA
     assert delta_of(plan.privacy.epsilon, budget.mu) + count * budget.b <= delta
     alone = allocate(make_plan(1, contributions=count))
     assert alone.theta == 0
@@ -344,13 +303,10 @@ def test_refusals(make_plan: Make) -> None:
         return caught.value
 
     assert "epsilon" in refused("budget.epsilon", epsilon=1e-5).fix
-    assert (
-        refused("mechanism.selection_share", public_keys="x", selection_share=0.5).fix == "omit it"
-    )
     # A count of units of its own, beside weights that take nearly all.
     apart = {"aggregates": (UNITS,), "weights": SelectionWeights(3.0, 0.5), "epsilon": 0.1}
-    small = refused("budget.epsilon", selection_share=0.99999, **apart)
-    assert "'units'" in small.rule
+    with pytest.raises(UsageError, match="'units'"):
+        allocate_sharing(make_plan(**apart), 0.99999)
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
     assert refused("aggregate.s.grid", aggregates=fine).fix == (
         "choose a coarser grid or narrower bounds, or a larger epsilon or fewer contributions, "
@@ -427,7 +383,7 @@ def test_needs_stay_within_32_bits_whatever_the_noise(
 
 
 def test_many_contributions_are_quick(make_plan: Make) -> None:
-    plan = make_plan(1000, contributions=2000, mode="rounds")
+    plan = make_plan(1000, contributions=2000)
     budget = allocate(plan)
     assert budget.selection is not None
     assert costs_of(plan).most(budget.selection.share, 0.0, budget.values[0].share) <= 1
@@ -454,8 +410,8 @@ def test_the_sharper_rule_of_one_test_needs_parts_of_c(
     assert (budget.theta == 0) == (count % min(bound, count) == 0)
     assert within or budget.theta > 0
     if (count, bound) == (3, 2):
-        # With the share that a job may give, two pairs of one key cost more than two thirds.
-        given = allocate(make_plan(1, contributions=3, per_key_bound=2, selection_share=0.05))
+        # With another share two pairs of one key cost more than two thirds.
+        given = allocate_sharing(make_plan(1, contributions=3, per_key_bound=2), 0.05)
         two = 4 * Fraction(given.values[0].col2) / Fraction(given.values[0].sigma) ** 2
         assert two > Fraction(2, 3) * Fraction(given.mu) ** 2 and given.theta > 0
 

@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tree": {},
     "blt": {"strategy": "blt", "aggregates": (SUM, MEAN)},
     "dense": {"strategy": "dense", "aggregates": (UNITS, SUM)},
-    "rounds": {"mode": "rounds", "triggers": 24, "contributions": 6},
+    "few": {"triggers": 24, "contributions": 6},
     "public": {"public_keys": "list", "aggregates": (UNITS, SUM)},
     "weights": {"weights": SelectionWeights(), "strategy": "blt", "aggregates": (UNITS, SUM)},
     "combined": {
@@ -78,7 +78,7 @@ def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
 
 def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
     """And only they: the text of a sound run does not have the word."""
-    plan = make_plan(mode="rounds")
+    plan = make_plan()
     given = msgspec.structs.replace(allocate(plan), sound=False)
     text = committed_text(plan, given)
     check_same(calibrated(plan, text).budget, given)

@@ -317,13 +317,3 @@ def test_encoders_of_tests(name: str, tests: int, encoder: str) -> None:
         even = strategy_of_tests(name, tests, 1.0)
         sds = [each.sd_factors * math.sqrt(each.col2) for each in (strategy, even)]
         assert sds[0][-1] < sds[1][-1] and sds[0][0] > sds[1][0]
-
-
-def test_keys_of_rounds_are_tested_alike(make_plan: Make) -> None:
-    """A key can be selected at each test again: no test has a larger part of delta."""
-    plan = make_plan(8, mode="rounds", strategy="tree", contributions=4)
-    budget = allocate(plan)
-    of = budget.statistic
-    assert plan.design.restarts and of is not None and budget.tau is not None
-    tails = norm.sf((budget.tau / SCALE - of.rounding - of.alone) / of.sd)
-    assert (tails <= budget.b / 8).all() and tails == pytest.approx(budget.b / 8, rel=1e-2)

@@ -94,7 +94,6 @@ def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
         {"aggregates": (Aggregate("u", "units"),), "weights": SelectionWeights()},
         {"aggregates": (MEAN, Aggregate("u", "units")), "weights": SelectionWeights()},
         {"aggregates": (MEAN, Aggregate("u", "units")), "public_keys": "list"},
-        {"mode": "rounds"},
         {"public_keys": "list"},
     ],
     ids=str,
@@ -136,8 +135,7 @@ def test_skipping_stops_in_front_of_the_knee(count: int, make_plan: Make) -> Non
     assert divide(other).selection == bend
     assert divide(skipping).selection == min(bend, 0.85)
     assert (bend < 0.85) == (count <= 5)
-    named = make_plan(100, **kind, selection_share=0.6)
-    assert divide(named).selection == 0.6
+    assert divide(skipping, 0.6).selection == 0.6
 
 
 @pytest.mark.parametrize(("share", "equal"), [(0.2, True), (4.0, True), (5.9, True), (6.1, False)])
@@ -169,8 +167,8 @@ def test_defaults_are_at_the_knee(
 @pytest.mark.parametrize("triggers", [1, 13, 100])
 @pytest.mark.parametrize("count", [1, 2, 8, 30])
 def test_defaults_away_from_it_are_near(make_plan: Make, triggers: int, count: int) -> None:
-    """Rounds, one pair a unit, a bound per key: flat near the best, 9% of an sd at the most."""
-    for kind in ({"mode": "rounds"}, {"per_key_bound": 1}, {"contributions": 1}):
+    """One pair a unit, a bound per key: flat near the best, 9% of an sd at the most."""
+    for kind in ({"per_key_bound": 1}, {"contributions": 1}):
         plan = make_plan(triggers, **{"contributions": count, **kind})
         costs, shares = costs_of(plan), divide(plan)
         worth = max(share**2 * costs.largest(share, 0.0, 1.0) for share in STEPS[::10].tolist())

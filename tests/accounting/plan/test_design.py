@@ -29,7 +29,6 @@ REPLACED = msgspec.structs.replace
         ({"remember": 5 * STEP}, True, 5),
         ({"windows": 1}, False, None),
         ({"windows": 1, "remember": "run"}, False, None),
-        ({"mode": "rounds"}, False, None),
         ({"public": "list"}, False, None),
         ({"public": "list", "remember": "never"}, False, None),
     ],
@@ -53,7 +52,6 @@ def test_a_stream_without_end_remembers() -> None:
     [
         {"public": "list", "remember": "run"},
         {"public": "list", "remember": STEP},
-        {"mode": "rounds", "remember": "run"},
         {"remember": 0},
         {"remember": -STEP},
         {"remember": STEP + 1},
@@ -104,7 +102,6 @@ def test_a_job_that_says_nothing_skips() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mode": "rounds", "weights": None},
         {"weights": None},
         {"per_key_bound": 2},
         {"contributions": 1024},
@@ -208,7 +205,6 @@ def test_derived_switches(make_plan: Make) -> None:
     assert not public.design.selects and public.design.unit_sets == "none"
     units = make_plan(public_keys="list", aggregates=(Aggregate("u", "units"),))
     assert units.design.unit_sets == "window" and units.design.units_apart
-    assert make_plan(mode="rounds").design.unit_sets == "round"
     every = [make_plan(t).design.refresh_every for t in (1, 100, 250, 1000)]
     assert every == [1, 1, 2, 10] and make_plan(refresh_every=7).design.refresh_every == 7
 
@@ -223,11 +219,6 @@ def test_the_calendar_of_tests(make_plan: Make, triggers: int, every: int) -> No
     for trigger in range(1, triggers + 1):
         step = design.selection_step_index(trigger)
         assert tests[step - 1] == min(t for t in tests if t >= trigger)
-
-
-def test_rounds_test_at_every_trigger(make_plan: Make) -> None:
-    design = make_plan(250, mode="rounds", refresh_every=5).design
-    assert (design.select_every, design.tests, design.restarts) == (1, 250, True)
 
 
 def test_where_a_count_of_units_gets_its_noise(make_plan: Make) -> None:

@@ -14,7 +14,7 @@ from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.mixing import Cells
 from dpstream.accounting.plan.design import resolve
 from dpstream.accounting.plan.plan import Mechanism, Plan, mechanism_of, suits_sizes
-from dpstream.accounting.plan.privacy import Privacy
+from dpstream.accounting.plan.privacy import THETA, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import COUNT, DAY, MEAN, SECOND, SUM, UNITS, Make, build
@@ -29,7 +29,6 @@ from tests.structs import changed, leaves
         {"windows": 4, "period": 2 * SECOND},
         {"per_key_bound": None, "combine": False},
         {"per_key_bound": 2, "combine": False},
-        {"selection_share": 0.3},
         {"skip": True},
     ],
     ids=str,
@@ -59,7 +58,6 @@ def test_hash_covers_every_public_parameter(make_plan: Make) -> None:
         make_plan(aggregates=(SUM,)),
         make_plan(101, aggregates=(MEAN,)),
         make_plan(aggregates=(MEAN,), epsilon=5.0),
-        make_plan(aggregates=(MEAN,), mode="rounds"),
         make_plan(aggregates=(MEAN,), public_keys="list"),
         *(
             msgspec.structs.replace(plan, **change)
@@ -79,7 +77,6 @@ def test_hash_covers_every_public_parameter(make_plan: Make) -> None:
 @pytest.mark.parametrize(
     ("field", "case"),
     [
-        ("mechanism.mode", {"mode": "rounds", "public_keys": "list"}),
         ("aggregate", {"aggregates": ()}),
         ("aggregate", {"aggregates": tuple(Aggregate(f"a{i}", "count") for i in range(17))}),
         ("aggregate[0].name", {"aggregates": (Aggregate("_n", "count"),)}),
@@ -94,7 +91,6 @@ def test_hash_covers_every_public_parameter(make_plan: Make) -> None:
         ("aggregate.name", {"aggregates": (Aggregate("page", "count"),)}),
         ("aggregate.name", {"aggregates": (Aggregate("trigger", "count"),)}),
         ("aggregate.name", {"aggregates": (Aggregate("n", "count"), Aggregate("n_sd", "count"))}),
-        ("aggregate.kind", {"aggregates": (Aggregate("u", "units"),), "mode": "rounds"}),
     ],
 )
 def test_refusals(make_plan: Make, field: str, case: dict[str, Any]) -> None:
@@ -146,7 +142,7 @@ def test_the_sharper_rule_is_of_one_test_in_one_window(make_plan: Make) -> None:
     one, many, endless = (
         allocate_mechanism(Mechanism(privacy, design, windows)) for windows in (1, 2, None)
     )
-    assert one.theta == 0 and many.theta == endless.theta == privacy.theta
+    assert one.theta == 0 and many.theta == endless.theta == THETA
     assert one.mu > many.mu == endless.mu and many.b == endless.b
     assert not mechanism_of(make_plan(2)).once and mechanism_of(make_plan(1)).once
 
@@ -159,8 +155,8 @@ def test_the_sharper_rule_needs_tests_that_depend_on_no_other(make_plan: Make, f
     assert allocate_mechanism(Mechanism(privacy, design)).theta == 0
     other = msgspec.structs.replace(design, **{field: True})
     budget = allocate_mechanism(Mechanism(privacy, other))
-    assert budget.theta == privacy.theta
-    assert budget.b <= privacy.theta * privacy.delta / privacy.contributions
+    assert budget.theta == THETA
+    assert budget.b <= THETA * privacy.delta / privacy.contributions
 
 
 def test_windows_that_share_periods_are_refused_here_too(make_plan: Make) -> None:
@@ -212,10 +208,8 @@ PLANS: dict[str, Plan] = {
     "late": of({"allowed_lateness": 7200 * SECOND, "max_skew": SECOND}),
     "for ever": of({"end": None}),
     "periods": of({"end": None, "period": DAY}),
-    "tree": of(strategy="tree", theta=0.25),
-    "rounds": of(mode="rounds", final_flush=True),
-    "rounds of trees": of(mode="rounds", strategy="tree", theta=0.3, pre_threshold=2),
-    "share": of(selection_share=0.8),
+    "tree": of(strategy="tree"),
+    "pre-threshold": of(strategy="tree", pre_threshold=2),
     "weights": of(weights=SelectionWeights()),
     "combined": of(per_key_bound=1, weights=WEIGHTS, combine=True, epsilon=0.5, delta=1e-6),
 }

@@ -290,10 +290,9 @@ def test_without_tests_or_skip_keys_are_tested_at_equal_distances() -> None:
     ("field", "given"),
     [
         ("mechanism.tests", {"tests": 3, "select_every": 2}),
-        ("mechanism.tests", {"tests": 3, "mode": "rounds"}),
         ("mechanism.skip", {"skip": True}),
         ("mechanism.skip", {"skip": True, "weights": WEIGHTS, "select_every": 2}),
-        ("mechanism.skip", {"skip": True, "mode": "rounds", "weights": None}),
+        ("mechanism.skip", {"skip": True, "weights": None}),
         ("mechanism.skip", {"skip": True, "weights": WEIGHTS, "contributions": 1024}),
         ("mechanism.weights", {"skip": True, "weights": WEIGHTS, "public": "list"}),
         ("mechanism.tests", {"tests": 3, "public": "list"}),

@@ -97,10 +97,6 @@ class Doubling(Strategy):
     col2, sd_factors, rounding, reach = 2.0, np.ones(1), np.ones(1), 1.0
     state_columns = 1
 
-    def worst_split(self, pieces: int, total: int | Int64) -> float | Float64:
-        square = 2.0 * total**2
-        return square if isinstance(square, float) else np.asarray(square, np.float64)
-
     def matrix(self) -> Float64:
         return np.repeat(np.eye(self.triggers), 2, axis=0)
 

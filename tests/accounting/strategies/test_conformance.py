@@ -79,24 +79,6 @@ def test_any_pieces_give_the_same_path(name: str, triggers: int) -> None:
     assert np.array_equal(every, prefixes)
 
 
-@pytest.mark.parametrize(("name", "triggers"), [c for c in EVERY if c.values[1] <= 5])
-def test_worst_split_is_an_upper_bound(name: str, triggers: int) -> None:
-    strategy = make_strategy(name, triggers)
-    dense = strategy.matrix().astype(np.float64)
-    for total, pieces in itertools.product(range(1, 7), range(1, triggers + 1)):
-        if pieces > total:
-            continue
-        most = 0.0
-        for chosen in itertools.combinations(range(triggers), pieces):
-            for parts in itertools.product(range(1, total + 1), repeat=pieces):
-                if sum(parts) == total:
-                    a = np.zeros(triggers)
-                    a[list(chosen)] = parts
-                    most = max(most, float(((dense @ a) ** 2).sum()))
-        bound = strategy.worst_split(pieces, total)
-        assert most * (1 - 1e-12) <= bound <= 1.35 * most
-
-
 @pytest.mark.parametrize(
     ("name", "triggers", "mean", "final"),
     [

@@ -1,6 +1,5 @@
 """The tree strategy against dense matrices and exact fractions, for every T up to 130."""
 
-import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -168,26 +167,6 @@ def test_rounding_bound_holds_and_is_tight() -> None:
             assert error <= Fraction(float(bound[t - 1]))
             worst[t - 1] = max(worst[t - 1], float(error))
     assert np.all(bound - worst < 0.03)
-
-
-@pytest.mark.parametrize("triggers", range(1, 9))
-def test_worst_split_is_an_upper_bound(triggers: int) -> None:
-    dense = oracle_matrix(triggers)
-    strategy = TreeStrategy(triggers)
-    for total, pieces in itertools.product(range(1, 7), range(1, 7)):
-        if pieces > min(total, triggers):
-            continue
-        most = 0
-        for chosen in itertools.combinations(range(triggers), pieces):
-            for parts in itertools.product(range(1, total + 1), repeat=pieces):
-                if sum(parts) == total:
-                    a = np.zeros(triggers, np.int64)
-                    a[list(chosen)] = parts
-                    most = max(most, int(((dense @ a) ** 2).sum()))
-        bound = strategy.worst_split(pieces, total)
-        assert bound >= most
-        if triggers & (triggers - 1) == 0:
-            assert bound == most  # exact when the tree is complete
 
 
 def test_variance_by_simulation_and_sabotage() -> None:

@@ -1,7 +1,5 @@
 """Encoders of uneven columns, whose sensitivity is that of the largest."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -34,27 +32,6 @@ def test_rounding_and_sd_of_noise_for_each_step_are_rounded_up() -> None:
     assert (strategy.rounding * (1 << DECODE_BITS) >= 0.5).all()
     exact = np.arange(1, 101)
     assert (strategy.sd_factors**2 >= exact * (1 + 1e-12)).all()
-
-
-def test_a_split_is_bounded_by_the_largest_columns_and_lags() -> None:
-    """Columns 1 and 3 meet in the mixed row and their neighbour meets neither: the Gram entry of
-    lag 2 is larger than that of lag 1, and the bound of two pieces must use it."""
-    strategy = GeometricStrategy(3, np.array([1.0, 1, 1, 1, 3, 0, 3, 0, 0, 0]))
-    dense = strategy.matrix()
-    assert (dense.T @ dense).tolist() == [[10, 0, 9], [0, 1, 0], [9, 0, 10]]
-    assert (dense @ [1, 0, 1] @ (dense @ [1, 0, 1])) == 38
-    assert strategy.worst_split(2, 2) == pytest.approx(38, rel=1e-9)
-    assert strategy.worst_split(1, 5) == pytest.approx(250, rel=1e-9)
-    for pieces, total in itertools.product((1, 2, 3), range(3, 7)):
-        adds = np.array([
-            [*head, total - sum(head)] for head in itertools.product(range(total + 1), repeat=2)
-            if sum(head) <= total
-        ])  # fmt: skip
-        adds = adds[(adds > 0).sum(axis=1) == pieces]
-        most = int(((adds @ dense.T) ** 2).sum(axis=1).max())
-        assert most <= strategy.worst_split(pieces, total)
-    # More pieces than steps lie on all steps.
-    assert strategy.worst_split(5, 6) == strategy.worst_split(3, 6)
 
 
 @pytest.mark.parametrize(("before", "up"), [(0, 1), (63, 1), (65, 0), (1 << 18, 0)])

@@ -153,7 +153,7 @@ def test_keys_to_expect_are_those_of_a_stream(
 
 def test_a_stream_that_skips_publishes_more_and_the_model_says_so(make_plan: Make) -> None:
     """The power of the test above: the model of one is not that of the other."""
-    kind = {"contributions": 32, "weights": SelectionWeights(1, 1.5), "selection_share": 0.6}
+    kind = {"contributions": 32, "weights": SelectionWeights(1, 1.5)}
     plan = make_plan(40, **kind, strategy="blt", tests=8, epsilon=4.0, delta=1e-6)
     other = msgspec.structs.replace(plan, privacy=msgspec.structs.replace(plan.privacy, skip=False))
     units, keys, draw = 6_000, 400, np.random.default_rng(7)
@@ -220,7 +220,7 @@ def expected(plan: Plan) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection_share": 0.7},
+        {},
         {"select_every": 5, "refresh_every": 5},
         {"aggregates": (Aggregate("total", "sum", "v", (-1.0, 7.0), 0.5),)},
         {"weights": MILD},

@@ -25,11 +25,10 @@ from tests.bench.starred import BOUNDS, ERROR_ABOVE, KEYS_KEPT, SHAPES, starred
 
 JOBS: list[dict[str, object]] = [
     {"contributions": 10, "weights": MILD, "strategy": "blt"},
-    {"contributions": 30, "weights": MILD, "selection_share": 0.97},
-    {"contributions": 20, "weights": STEEP, "selection_share": 0.3},
+    {"contributions": 30, "weights": MILD},
+    {"contributions": 20, "weights": STEEP},
     {"contributions": 3},
     {"contributions": 1, "aggregates": (COUNT,)},
-    {"mode": "rounds", "contributions": 8},
     {"aggregates": (UNITS,), "contributions": 8},
     {"aggregates": (UNITS, MEAN), "weights": EVEN},
     {"per_key_bound": 1},
@@ -52,9 +51,7 @@ def test_never_worse_than_the_job(make_plan: Make, kind: dict[str, object]) -> N
         assert best.keys == performance.keys_against(own)
     assert best.keys >= 1 and (best.keys > 1 or best.noise <= 1)
     assert best.noise <= max(best.keys**3, 1)
-    assert {"mode", "contributions", "per_key_bound", "combine", "epsilon"}.isdisjoint(
-        best.settings
-    )
+    assert {"contributions", "per_key_bound", "combine", "epsilon"}.isdisjoint(best.settings)
 
 
 def test_the_starred_job_is_starred_itself(make_plan: Make) -> None:
@@ -113,10 +110,10 @@ def test_close_to_the_best_of_a_grid_on_data(shape: str, count: int) -> None:
 
 
 def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison can fail: equal weights, and a share that starves the values."""
+    """The comparison can fail: equal weights, and weights that fall too fast."""
     for settings, keys, error in (
         ({"weights": None}, 0.8, 2.0),
-        ({"weights": SelectionWeights(3, 1), "selection_share": 0.985}, 1.1, 9.0),
+        ({"weights": SelectionWeights(3, 4)}, 1.1, 9.0),
     ):
         poor = Way(settings, *[None] * 3)  # type: ignore[arg-type]
         monkeypatch.setattr(tuning, "starred", lambda job, poor=poor: poor)
@@ -213,7 +210,7 @@ def test_what_is_made_for_gaussian_noise_stays_gaussian() -> None:
     public = build(1, strategy="auto", contributions=1, public_keys="list")
     assert resolved(public) is public
     for settings in (
-        {"weights": EVEN, "contributions": 2}, {"mode": "rounds"}, {"optimise": "lifetime"},
+        {"weights": EVEN, "contributions": 2}, {"optimise": "lifetime"},
         {"periods_share_windows": True},
     ):  # fmt: skip
         given = {"contributions": 1, "epsilon": 2.0, "delta": 1e-7} | settings

@@ -167,8 +167,6 @@ def _fewest(plan: Plan) -> int:
 
 #: Sds above the threshold at which others' records put a key that must be seen.
 _ABOVE = 4.0
-#: Triggers at which a key is filled again in mode ``rounds`` so that it is published again.
-_ROUNDS = 6
 #: Others on a key beyond which means are left out of the statistic: they need many.
 _MAX_OTHERS = 1500
 
@@ -284,13 +282,7 @@ def others_needed(plan: Plan, budget: Budget, above: float) -> int:
 
 
 def _best(plan: Plan, budget: Budget) -> TrialDesign:
-    feeds: tuple[int, ...] = (1,)
-    if not plan.design.restarts:
-        at = calendar(plan)
-    else:
-        last = plan.timeline.triggers
-        feeds = tuple(range(1, min(_ROUNDS, last) + 1))
-        at = np.array(sorted({*feeds, *([last] if plan.privacy.final_flush else [])}))
+    at = calendar(plan)
     columns, inputs, more = columns_read(plan, budget, at)
     trigger, keys = _worst(plan, columns, at)
     heavy, each = spread(plan, keys)
@@ -304,7 +296,7 @@ def _best(plan: Plan, budget: Budget) -> TrialDesign:
         heavy=heavy,
         each=each,
         others=max(others_needed(plan, budget, _ABOVE), more),
-        feeds=feeds,
+        feeds=(1,),
         at=at,
         columns=columns,
         inputs=inputs,

@@ -15,7 +15,7 @@ from dpstream.pipelines.cli.main import Coded, silence
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
 from tests.bench.paper.modes import NAMED
 
-BASELINES = ("baseline1", "baseline2", "baseline1+published", "baseline2+published")
+BASELINES = ("paper", "baseline1", "baseline2", "baseline1+published", "baseline2+published")
 LINEAR = ("example4", "table2", "figure3", "figure4", "figure5")
 _COMMAND = ("python", "-m", "tests.bench.paper")
 _SIZE = click.IntRange(min=1)
@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 MODES = click.option(
     "--modes",
     multiple=True,
-    default=("sticky", "combined", "tree", "rounds", "paper"),
+    default=("sticky", "combined", "tree"),
     show_default=True,
     help=f"Settings of the mechanism: {', '.join(NAMED)}, NAME,key=value or key=value.",
 )
@@ -33,7 +33,8 @@ WITH_BASELINES = click.option(
     type=click.Choice((*BASELINES, "none")),
     default=BASELINES,
     show_default=True,
-    help="One-shot DP, repeated (1) or on new data only (2); +published: as the paper composed it.",
+    help="paper: its Algorithm 2 as published, simulated. One-shot DP, repeated (1) or on new data "
+    "only (2); +published: as the paper composed it.",
 )
 TRIGGERS = click.option(
     "--triggers", multiple=True, type=_SIZE, default=(100, 1000), show_default=True, help="Every T."
@@ -85,8 +86,8 @@ def paper() -> None:
     cls=ListCommand,
     epilog=examples(
         "python -m tests.bench.paper table1 --out runs/table1.json",
-        "python -m tests.bench.paper table1 --users 1000000 --triggers 100 --modes sticky paper",
-        "python -m tests.bench.paper table1 --modes sticky,selection_share=0.8 --baselines none",
+        "python -m tests.bench.paper table1 --users 1000000 --triggers 100 --modes sticky",
+        "python -m tests.bench.paper table1 --modes sticky,combine=true --baselines none",
         "python -m tests.bench.paper table1 --users 10000000 --folder runs   # the paper's size",
     ),
 )

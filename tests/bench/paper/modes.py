@@ -19,25 +19,16 @@ from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import UsageError
 
-#: Algorithm 2 with the numbers that the paper prints (``experiments.paper``); unsound.
-PUBLISHED = "paper"
-_EQUAL = {"mode": "sticky", "weights": "uniform"}
+_EQUAL = {"weights": "uniform"}
 NAMED: dict[str, dict[str, Any]] = {
-    "sticky": {"mode": "sticky"},
+    "sticky": {},
     "tree": {**_EQUAL, "strategy": "tree"},
     "blt": {**_EQUAL, "strategy": "blt"},
     "dense": {**_EQUAL, "strategy": "dense"},
-    "weights": {
-        "mode": "sticky",
-        "weights": {"offset": 3.0, "power": 1.0},
-        "selection_share": 0.97,
-    },
+    "weights": {"weights": {"offset": 3.0, "power": 1.0}},
     "per_key": {**_EQUAL, "per_key_bound": 1},
-    "combined": {"mode": "sticky", "per_key_bound": 1, "combine": True},
+    "combined": {"per_key_bound": 1, "combine": True},
     "fused": {**_EQUAL, "per_key_bound": 1},
-    "rounds": {"mode": "rounds", "strategy": "tree"},
-    "rounds+flush": {"mode": "rounds", "strategy": "tree", "final_flush": True},
-    PUBLISHED: {"mode": "rounds", "strategy": "tree"},
 }
 #: Set by options of their own, alike for all modes and baselines.
 _ELSEWHERE = {"epsilon", "delta", "contributions", "covers", "secret"}
@@ -65,11 +56,6 @@ class Mode(NamedTuple):
     def kind(self) -> str:
         """What is published: ``fused`` publishes the selection itself, a count of users."""
         return "units" if self.name.partition(",")[0] == "fused" else "count"
-
-    @property
-    def published(self) -> bool:
-        """Whether the run is begun with the paper's own numbers, which promise nothing."""
-        return self.name.partition(",")[0] == PUBLISHED
 
     @property
     def slug(self) -> str:

@@ -85,8 +85,8 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
     raise kind(result["field"], result["rule"], result["fix"])
 
 
-def main(path: str, as_published: bool = False) -> None:
-    """Run and measure one job; ``as_published`` with the paper's own numbers, which are unsound."""
+def main(path: str) -> None:
+    """Run and measure one job."""
     logging.disable(logging.CRITICAL)
     from dpstream.pipelines.cli.parts import Bar
     from dpstream.pipelines.jobs.job import load_job
@@ -95,10 +95,6 @@ def main(path: str, as_published: bool = False) -> None:
     fix_run_id(Path(path))  # the job's secret is its own
     try:
         job = load_job(path)
-        if as_published:
-            from tests.bench.paper.paper import begin_as_published
-
-            begin_as_published(job)
         with Bar(hidden=not sys.stderr.isatty()) as bar:
             result = measure(job, lambda job: run_job(job, progress=bar.update))
     except DpstreamError as error:
@@ -108,4 +104,4 @@ def main(path: str, as_published: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(str(Path(sys.argv[1])), "--as-published" in sys.argv[2:])
+    main(str(Path(sys.argv[1])))

@@ -1,9 +1,8 @@
 """The mechanism as published, for comparison on public data only, and the figures it printed.
 
-Its guarantee does not hold, and the product has no such mode.  A job in mode ``rounds`` with
-strategy ``tree`` is begun here with the numbers that the paper prints in the place of those that
-``budget.allocation`` would give.  They are committed with the run id like those of any run, are
-marked as unsound there, cannot be charged to a ledger, and every release shows the mark.
+Its guarantee does not hold, and the product has no such mode: ``Algorithm 2`` selects a key,
+releases it and begins anew, and `tests.oracle.simulation` runs it with the numbers of the paper in
+the place of those that ``budget.allocation`` would give.
 
 Of Tables 1 and 2, at (epsilon, delta) = (6, 1e-9), the figures are by T and by our name of the
 method: ``paper`` is the paper's DP-SQLP as published.
@@ -22,16 +21,11 @@ from dpstream.accounting.budget.allocation import (
     check_ranges,
     encoder_of,
 )
-from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.budget.thresholds import fixed_point, isf
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import cdp_delta
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import Statistic
-from dpstream.dp_transforms.run import Run, begin_run
-from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.secret import secret_source
 
 TABLE1_RECORDS = 59_052_062
 TABLE2_RECORDS = 3_848_330
@@ -77,23 +71,6 @@ TABLE2 = {
 }
 
 
-def begin_as_published(job: Job) -> Run:
-    """Begin the run of a job with the paper's numbers; ``run_job`` then goes on with it.
-
-    Raises:
-        UsageError: the job is not in mode ``rounds`` with strategy ``tree``, or names a ledger.
-    """
-    if job.ledger is not None:
-        raise UsageError("ledger", "cannot be charged for a run without a guarantee", "remove it")
-    calibration = committed_text(job.plan, published_budget(job.plan))
-    parts = input_of(job).identity()
-    url, shards = job.state.store or "", job.state.shards
-    run, _ = begin_run(
-        job.plan, secret_source(job), url, shards, source=parts, calibration=calibration
-    )
-    return run
-
-
 def published_budget(plan: Plan) -> Budget:
     """The mechanism as published (sections 3.3, 4.4, 5, Appendix B of the paper); NOT sound.
 
@@ -110,8 +87,8 @@ def published_budget(plan: Plan) -> Budget:
         UsageError: the plan is not of that mechanism.
     """
     privacy, streams = plan.privacy, plan.design.streams
-    if privacy.mode != "rounds" or privacy.strategy != "tree" or not plan.design.selects:
-        raise UsageError("mechanism.mode", "must be 'rounds' with strategy 'tree'", "correct it")
+    if privacy.strategy != "tree" or plan.design.tests != plan.timeline.triggers:
+        raise UsageError("mechanism", "must be 'tree', with a test at every trigger", "correct it")
     half, third, count = privacy.epsilon / 2, privacy.delta / 3, privacy.contributions
     rho = 2 * cdp_rho(half, third)
     mu = math.sqrt(2 * rho)

@@ -17,12 +17,16 @@ import pytest
 import tomlkit
 from click.testing import CliRunner, Result
 
+from dpstream.accounting.budget.calibration import committed_text
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.gaussian import cdp_delta
+from dpstream.dp_transforms.run import begin_run
 from dpstream.pipelines.cli.parts import print_json
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.demo import first_of_each
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import parse_toml
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state.ledger.open import AccountPlace
@@ -32,7 +36,7 @@ from tests.bench.paper.baselines import NAMES
 from tests.bench.paper.jobs import Frame, Setting, pattern_of, write_job
 from tests.bench.paper.modes import NAMED, parse_mode
 from tests.bench.paper.one_run import in_child, peak_gib
-from tests.bench.paper.paper import begin_as_published, published_budget
+from tests.bench.paper.paper import published_budget
 from tests.bench.paper.runs import Contest, check, provenance
 from tests.bench.paper.studies import Study, corpus, synthetic
 from tests.bench.paper.synth import DAY_MICROS, Synth, generate
@@ -44,7 +48,7 @@ from tests.bench.paper.truth import (
     first_of_pair,
     load,
 )
-from tests.oracle.simulation import table1_plan
+from tests.oracle.simulation import algorithm2_plan, table1_plan
 
 
 def write_day(path: Path, rows: int = 3000, seed: int = 1) -> pa.Table:
@@ -159,11 +163,11 @@ def test_first_rows_are_those_of_a_loop() -> None:
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        ("sticky", {"mode": "sticky"}),
-        ("rounds+flush", {"mode": "rounds", "strategy": "tree", "final_flush": True}),
+        ("sticky", {}),
+        ("tree", {"weights": "uniform", "strategy": "tree"}),
         (
-            "sticky,strategy=dense,theta=0.3",
-            {"mode": "sticky", "strategy": "dense", "theta": 0.3},
+            "sticky,strategy=dense,pre_threshold=3",
+            {"strategy": "dense", "pre_threshold": 3},
         ),
         ("combine=true,per_key_bound=1", {"combine": True, "per_key_bound": 1}),
         (
@@ -179,7 +183,7 @@ def test_modes(text: str, fields: dict[str, Any]) -> None:
     assert parse_toml(tomlkit.dumps({"all": mode.fields}).encode())["all"] == fields
 
 
-@pytest.mark.parametrize("text", ["stiky", "", "sticky,rounds", "epsilon=9", "a b=1", "secret=x"])
+@pytest.mark.parametrize("text", ["stiky", "", "sticky,tree", "epsilon=9", "a b=1", "secret=x"])
 def test_modes_that_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_mode(text)
@@ -194,21 +198,21 @@ SMALL = ("--users", "2000", "--keys", "200", "--epsilon", "100", "--shards", "1"
 
 def test_table1_command(tmp_path: Path) -> None:
     out = tmp_path / "out" / "t.json"
-    modes = ("sticky", "rounds,selection_share=0.5")
+    modes = ("sticky", "tree,pre_threshold=5")
     result = call(
         "table1", *SMALL, "--modes", *modes, "--triggers", "4", "--folder", tmp_path, "--out", out
     )
     assert result.exit_code == 0, result.output
     saved = json.loads(out.read_text())
     rows = {row["method"]: row for row in saved["runs"]}
-    assert list(rows)[:2] == list(modes) and len(rows) == 6
+    assert list(rows)[:2] == list(modes) and len(rows) == 7
     assert all(row["triggers"] == 4 and row["contributions"] == 32 for row in rows.values())
     assert saved["versions"]["numpy"] == np.__version__ and saved["seed"] == 0
-    assert "--modes sticky rounds,selection_share=0.5 " in saved["command"]
+    assert "--modes sticky tree,pre_threshold=5 " in saved["command"]
     assert rows["sticky"]["keys"] > 50 and rows["sticky"]["l1"] < rows["sticky"]["records"] / 2
     assert {p.name for p in out.parent.iterdir()} == {"t.json"}
     jobs = sorted((tmp_path / "runs").glob("*/dpstream.toml"))
-    assert ["selection_share = 0.5" in job.read_text() for job in jobs] == [True, False]
+    assert ["pre_threshold = 5" in job.read_text() for job in jobs] == [True, False]
     keys = {(job.parent / "noise.secret").read_text() for job in jobs}
     assert len(keys) == 2, "every run has a key of its own"
 
@@ -254,7 +258,7 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_the_command_line_knows_all_baselines() -> None:
-    assert BASELINES == NAMES
+    assert ("paper", *NAMES) == BASELINES
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:
@@ -363,7 +367,7 @@ def test_workloads(tmp_path: Path) -> None:
 
 
 def test_the_figures_of_the_paper() -> None:
-    budget = published_budget(table1_plan(100, mode="rounds"))
+    budget = published_budget(algorithm2_plan(100, 32, 6.0, 1e-9))
     selection, values = budget.selection, budget.values[0]
     assert selection is not None and budget.tau is not None and selection.col2 == 7
     rho_values = 32**2 * 7 / (2 * values.sigma**2)
@@ -376,12 +380,12 @@ def test_the_figures_of_the_paper() -> None:
     assert selection.name == "selection"
     assert budget.delta * (1 - budget.theta) == pytest.approx(2e-9 / 3)
     assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
-    assert published_budget(table1_plan(64, mode="rounds")).values[0].col2 == 6
+    assert published_budget(algorithm2_plan(64, 32, 6.0, 1e-9)).values[0].col2 == 6
     # The union over triggers is what it lacks: its failures exceed delta by far more.
     assert 100 * 32 * budget.b > 1e-9 and not budget.sound
 
 
-@pytest.mark.parametrize("privacy", [{}, {"mode": "rounds", "strategy": "blt"}])
+@pytest.mark.parametrize("privacy", [{"tests": 3}, {"select_every": 1, "strategy": "blt"}])
 def test_another_mechanism_is_refused(privacy: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         published_budget(table1_plan(100, **privacy))
@@ -390,14 +394,20 @@ def test_another_mechanism_is_refused(privacy: dict[str, Any]) -> None:
 def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
     data = tmp_path / "records.parquet"
     generate(Synth(users=3_000, keys=300, seed=5), data)
-    setting = Setting(parse_mode("paper"), 4, 8)
+    mode = parse_mode("strategy=tree,weights=uniform,select_every=1,skip=false")
+    setting = Setting(mode, 4, 8)
     job = load_job(write_job(Frame(data, "int", tmp_path / "runs", 6.0, 1e-5), setting))
     charged = msgspec.structs.replace(
         job, ledger=AccountPlace(str(tmp_path / "l.db"), "d", "0" * 16)
     )
-    with pytest.raises(UsageError, match="ledger"):
-        begin_as_published(charged)
-    run = begin_as_published(job)
+    run, _ = begin_run(
+        job.plan,
+        secret_source(job),
+        job.state.store or "",
+        job.state.shards,
+        source=input_of(job).identity(),
+        calibration=committed_text(job.plan, published_budget(job.plan)),
+    )
     assert not run.budget().sound
     with pytest.raises(PolicyError, match="without a guarantee"):
         run_job(charged)
@@ -411,14 +421,14 @@ def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
 
 def test_a_written_job_says_what_was_set(tmp_path: Path) -> None:
     frame = Frame(tmp_path / "data [1].parquet", "int", tmp_path / "runs", 2.0, 1e-9, 8)
-    setting = Setting(parse_mode("rounds"), 10, 3)
+    setting = Setting(parse_mode("tree"), 10, 3)
     one, other = (write_job(frame, setting) for _ in range(2))
     assert one.parent != other.parent
     keys = [(path.parent / "noise.secret").read_bytes() for path in (one, other)]
     assert keys[0] != keys[1]
     plan, job = load_job(one).plan, load_job(one)
-    assert (plan.privacy.mode, plan.privacy.contributions, plan.privacy.epsilon) == (
-        "rounds",
+    assert (plan.privacy.strategy, plan.privacy.contributions, plan.privacy.epsilon) == (
+        "tree",
         3,
         2.0,
     )
@@ -440,13 +450,13 @@ def test_names_of_data_are_no_patterns(tmp_path: Path) -> None:
 def test_a_name_is_its_settings(name: str) -> None:
     mode = parse_mode(name)
     assert mode.fields == NAMED[name]
-    assert (mode.kind == "units") is (name == "fused") and mode.published is (name == "paper")
+    assert (mode.kind == "units") is (name == "fused")
 
 
 def test_more_keys_and_keys_alone() -> None:
-    mode = parse_mode("sticky,strategy=dense,weights={power=1, offset=2.5},final_flush=true")
+    mode = parse_mode("sticky,strategy=dense,weights={power=1, offset=2.5},combine=true")
     assert mode.fields == {
-        "mode": "sticky", "strategy": "dense", "final_flush": True,
+        "strategy": "dense", "combine": True,
         "weights": {"power": 1, "offset": 2.5},
     }  # fmt: skip
     assert parse_mode("per_key_bound=1").fields == {"per_key_bound": 1}

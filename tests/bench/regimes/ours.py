@@ -25,6 +25,7 @@ from dpstream.accounting.query.families import families_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.strategies import Strategy
 from dpstream.accounting.weights import SelectionWeights, usual_weights
+from tests.accounting.plans import allocate_sharing
 from tests.bench.regimes.populations import Population
 from tests.oracle.rivals import keys
 from tests.oracle.rivals.arrivals import two_sided
@@ -205,7 +206,7 @@ def settings(contributions: int, triggers: int, at_close: bool) -> dict[str, dic
     combined = {**one, "combine": True}
     few = {**one, "strategy": "geometric", "tests": 4}
     if not at_close:
-        kind = {"combine": True, "sticky": True, "fused": False}
+        kind = {"combine": True, "selects": True, "fused": False}
         weights = usual_weights(contributions, **kind, skip=True)
         return {
             "combined": {**combined, "usual_weights": True, "weights": weights},
@@ -213,7 +214,6 @@ def settings(contributions: int, triggers: int, at_close: bool) -> dict[str, dic
             "fused": {"kind": "units"},
             "geometric": {"kind": "units", "strategy": "geometric"},
             "geometric, few tests": few,
-            "geometric, two streams": {**few, "selection_share": 0.5},
         }
     kinds: dict[str, dict[str, Any]] = {
         "fused": {"kind": "units", "select_every": triggers},
@@ -248,8 +248,9 @@ def private_stream(
         best = alone._replace(family=f"{alone.family}, one trigger")
     for name, setting in settings(contributions, triggers, at_close).items():
         try:
+            share = setting.pop("selection_share", None)
             plan = stream(contributions, triggers, False, epsilon=epsilon, delta=delta, **setting)
-            budget = allocate(plan)
+            budget = allocate_sharing(plan, share)
         except DpstreamError:
             continue
         if budget.plain:

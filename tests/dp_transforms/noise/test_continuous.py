@@ -242,7 +242,7 @@ def stream_of(name: str, triggers: int = TRIGGERS) -> NoiseStream:
 
 def paths_of(stream: NoiseStream, width: int, rows: int = ROWS) -> npt.NDArray[np.int64]:
     ids = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2)
-    names = stream.names(ids, np.zeros(rows, np.int64))
+    names = stream.names(ids)
     step_index, pieces = np.zeros(rows, np.int64), []
     stack = stream.no_state(rows)
     while step_index[0] < stream.strategy.triggers:
@@ -313,7 +313,7 @@ def test_long_paths_stay_within_their_error_bound() -> None:
     assert isinstance(stream.strategy, BltStrategy)
     got = paths_of(stream, 100, 2)
     ids = np.arange(4, dtype=np.uint64).reshape(2, 2)
-    names = stream.names(ids, np.zeros(2, np.int64))
+    names = stream.names(ids)
     for step_index in (1, 2, 999, 1000, 2048, 2999, 3000):
         for row in range(2):
             nodes = stream.sampler.exact(KEYS.ring().node, names[row], step_index)

@@ -54,12 +54,12 @@ def key_ids(count: int, first: int = 0) -> npt.NDArray[np.uint64]:
     return np.stack([numbers, ~numbers], axis=1)
 
 
-def prefixes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64) -> Int64:
+def prefixes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64]) -> Int64:
     """(n, T) noise of every step, in one go."""
     count, triggers = len(ids), stream.strategy.triggers
     stack = stream.no_state(count)
     ends = np.zeros(count, np.int64), np.full(count, triggers)
-    return stream.advance(stream.names(ids, rounds), *ends, stack, max(triggers, 2))[:, :triggers]
+    return stream.advance(stream.names(ids), *ends, stack, max(triggers, 2))[:, :triggers]
 
 
 @STRATEGIES
@@ -68,11 +68,10 @@ def prefixes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64], rounds: Int64)
 def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, longest: int) -> None:
     count, rng = 5, np.random.default_rng(seed)
     stream = stream_of(triggers, name=name)
-    rounds = np.array([0, 0, 1, 2, 7])
-    expected = prefixes_of(stream, key_ids(count), rounds)
+    expected = prefixes_of(stream, key_ids(count))
     table = Paths(stream)
     order = rng.permutation(count) * 300  # rows far apart: growth
-    table.start(order, key_ids(count), rounds)
+    table.start(order, key_ids(count))
     while table.step_index[order].min() < triggers:
         keys = np.flatnonzero(rng.random(count) < 0.6)
         step_index = table.step_index[order[keys]].copy()
@@ -95,10 +94,10 @@ def test_any_pieces_give_the_same_path(name: str, seed: int, triggers: int, long
 @STRATEGIES
 def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
     stream = stream_of(30, name=name)
-    expected = prefixes_of(stream, key_ids(4), np.zeros(4, np.int64))
+    expected = prefixes_of(stream, key_ids(4))
     for step_index in (0, 1, 7, 16, 29):
         table, rows = Paths(stream), np.arange(4)
-        table.start(rows, key_ids(4), np.zeros(4, np.int64))
+        table.start(rows, key_ids(4))
         table.seek(rows, np.full(4, step_index))
         got = table.advance(rows, np.full(4, 30), 30)
         assert (got[:, : 30 - step_index] == expected[:, step_index:]).all()
@@ -108,12 +107,12 @@ def test_a_path_goes_on_from_any_step_it_sought(name: str) -> None:
 def test_more_keys_leave_the_paths_that_are_there_as_they_are(name: str) -> None:
     """The table grows three times between two steps of the same paths."""
     stream, rows = stream_of(9, name=name), np.arange(3)
-    expected, table = prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)), Paths(stream)
-    table.start(rows, key_ids(3), np.zeros(3, np.int64))
+    expected, table = prefixes_of(stream, key_ids(3)), Paths(stream)
+    table.start(rows, key_ids(3))
     assert table.advance(rows, np.full(3, 4))[:, 0].tolist() == expected[:, 3].tolist()
-    table.start(rows[:0], key_ids(0), np.zeros(0, np.int64))
+    table.start(rows[:0], key_ids(0))
     for more in (1_500, 4_000, 9_000):
-        table.start(np.array([more]), key_ids(1), np.zeros(1, np.int64))
+        table.start(np.array([more]), key_ids(1))
     assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
     late = table.advance(np.array([1_500, 4_000, 9_000]), np.full(3, 9))
     assert late[:, 0].tolist() == [expected[0, 8]] * 3
@@ -135,17 +134,14 @@ def test_what_names_a_path() -> None:
     stream = NoiseStream(RING, run_name, window, "value", noise_of("tree", 9), drawn)
     edges = b"".join(edge.to_bytes(16, "little", signed=True) for edge in window)
     prefix = RING.name((*run_name, drawn.digest, edges, b"value", b"n", b"tree")).tobytes()
-    ids, rounds = key_ids(3, 7), np.array([0, 1, 300])
+    ids = key_ids(3, 7)
 
     def word(number: int) -> bytes:
         return number.to_bytes(8, "little")
 
     head = word(3) + word(0) + prefix
-    names = [row.tobytes() for row in stream.names(ids, rounds)]
-    assert names == [
-        mac(head + key.tobytes() + word(int(turn)) + word(0))
-        for key, turn in zip(ids, rounds, strict=True)
-    ]
+    names = [row.tobytes() for row in stream.names(ids)]
+    assert names == [mac(head + key.tobytes() + word(0) + word(0)) for key in ids]
     numbers = np.array([0, 1, 300])
     components = [row.tobytes() for row in stream.component_names(numbers)]
     assert components == [
@@ -157,11 +153,11 @@ def test_what_names_a_path() -> None:
 def test_a_restarted_path_begins_anew(name: str) -> None:
     stream, table = stream_of(9, name=name), Paths(stream_of(9, name=name))
     rows = np.arange(3)
-    table.start(rows, key_ids(3), np.zeros(3, np.int64))
+    table.start(rows, key_ids(3))
     table.advance(rows, np.array([4, 9, 1]))
-    table.start(rows[:2], key_ids(2), np.array([1, 0]))
+    table.start(rows[:2], key_ids(2))
     got = table.advance(rows, np.full(3, 9), 9)
-    expected = prefixes_of(stream, key_ids(3), np.array([1, 0, 0]))
+    expected = prefixes_of(stream, key_ids(3))
     assert (got[:2] == expected[:2]).all()
     assert got[2, :8].tolist() == expected[2, 1:].tolist()
 
@@ -170,7 +166,7 @@ def test_a_restarted_path_begins_anew(name: str) -> None:
 def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
     """At a step that a path has reached there is nothing to fold: 0 would be the exact count."""
     table, rows = Paths(stream_of(9, name=name)), np.arange(3)
-    table.start(rows, key_ids(3), np.zeros(3, np.int64))
+    table.start(rows, key_ids(3))
     table.advance(rows, np.array([4, 5, 4]))
     for upto in ([5, 5, 5], [5, 4, 5], [5, 6, 0]):
         with pytest.raises(RunError, match="noise: a prefix is asked for at a step"):
@@ -180,7 +176,7 @@ def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
     # Nor does a path go back when it is sought at an earlier step.
     table.seek(rows, np.array([2, 7, 2]))
     assert table.step_index[rows].tolist() == [6, 7, 6]
-    expected = prefixes_of(stream_of(9, name=name), key_ids(3), np.zeros(3, np.int64))
+    expected = prefixes_of(stream_of(9, name=name), key_ids(3))
     assert table.advance(rows, np.full(3, 9))[:, 0].tolist() == expected[:, 8].tolist()
 
 
@@ -203,11 +199,11 @@ def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Pa
 
 @STRATEGIES
 def test_drawing_in_chunks_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, rounds = stream_of(50, name=name), np.arange(40)
-    expected = prefixes_of(stream, key_ids(40), rounds)
+    stream = stream_of(50, name=name)
+    expected = prefixes_of(stream, key_ids(40))
     for most in (1, 95, 100, 1000):
         monkeypatch.setattr(paths, "MAX_DRAWS_AT_ONCE", most)
-        assert (prefixes_of(stream, key_ids(40), rounds) == expected).all()
+        assert (prefixes_of(stream, key_ids(40)) == expected).all()
 
 
 # --- against the dense matrix --------------------------------------------------------------
@@ -217,7 +213,7 @@ def nodes_of(stream: NoiseStream, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np
     """(n, nodes) node noises as the sampler draws them."""
     count = len(ids)
     last = np.full(count, int(stream.strategy.nodes_through(stream.strategy.triggers)))
-    tweaks = stream.names(ids, np.zeros(count, np.int64))
+    tweaks = stream.names(ids)
     flat, _ = stream.sampler.draw(RING.node, tweaks, np.zeros(count, np.int64), last)
     return np.asarray(flat, np.int32).reshape(count, -1)
 
@@ -255,7 +251,7 @@ def test_equals_the_dense_decode_of_the_drawn_nodes(triggers: int) -> None:
     stream, count = stream_of(triggers), 6
     matrix = TreeStrategy(triggers).matrix()
     noise = nodes_of(stream, key_ids(count))
-    got = prefixes_of(stream, key_ids(count), np.zeros(count, np.int64))
+    got = prefixes_of(stream, key_ids(count))
     assert noise.shape[1] == len(matrix)
     for key in range(count):
         expected = [dense_decode(matrix, noise[key], t) for t in range(1, triggers + 1)]
@@ -267,7 +263,7 @@ def test_is_the_least_squares_estimate_of_the_blocks() -> None:
     stream = stream_of(13)
     matrix = TreeStrategy(13).matrix()
     noise = nodes_of(stream, key_ids(20))
-    got = prefixes_of(stream, key_ids(20), np.zeros(20, np.int64))
+    got = prefixes_of(stream, key_ids(20))
     for t in range(1, 14):
         best = np.zeros(20)
         for block in blocks(t):
@@ -289,8 +285,8 @@ def coefficients(triggers: int) -> list[object]:
 def test_blt_equals_solving_for_the_inputs(triggers: int) -> None:
     """A x = z solved step by step in 400 bits, summed, rounded to 2^-8 just above the half."""
     stream, count = stream_of(triggers, name="blt"), 6
-    got = prefixes_of(stream, key_ids(count), np.zeros(count, np.int64))
-    tweaks = stream.names(key_ids(count), np.zeros(count, np.int64))
+    got = prefixes_of(stream, key_ids(count))
+    tweaks = stream.names(key_ids(count))
     with flint.ctx.workprec(400):
         column = coefficients(triggers)
         for key in range(count):
@@ -311,7 +307,7 @@ def test_what_floats_leave_open_is_settled_as_floats_would(
 ) -> None:
     """With an error of a thousand lattice steps nothing can be rounded in floats."""
     stream = stream_of(9, name=name)
-    expected = prefixes_of(stream, key_ids(3), np.zeros(3, np.int64))
+    expected = prefixes_of(stream, key_ids(3))
     calls, real = list[int](), stream.sampler.exact
 
     def exact(prf: Prf, tweak: Ids, nodes: int) -> ExactNoise:
@@ -319,9 +315,9 @@ def test_what_floats_leave_open_is_settled_as_floats_would(
         return real(prf, tweak, nodes)
 
     monkeypatch.setattr(stream.sampler, "exact", exact)
-    assert (prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all() and not calls
+    assert (prefixes_of(stream, key_ids(3)) == expected).all() and not calls
     monkeypatch.setattr(stream.sampler, "error", 4.0)
-    assert (prefixes_of(stream, key_ids(3), np.zeros(3, np.int64)) == expected).all()
+    assert (prefixes_of(stream, key_ids(3)) == expected).all()
     assert len(calls) >= 9
 
 
@@ -333,7 +329,7 @@ PATHS, TRIGGERS = 20_000, 37
 @functools.lru_cache(maxsize=6)
 def many(sigma: float, name: str = "tree") -> npt.NDArray[np.float64]:
     stream = stream_of(TRIGGERS, sigma, name)
-    return prefixes_of(stream, key_ids(PATHS), np.zeros(PATHS, np.int64)) / 256
+    return prefixes_of(stream, key_ids(PATHS)) / 256
 
 
 def variance_fits(noise: npt.NDArray[np.float64], sd: npt.NDArray[np.float64]) -> bool:
@@ -380,9 +376,9 @@ def test_other_laws_are_rejected(law: Callable[[int], float]) -> None:
 
 
 @STRATEGIES
-def test_paths_of_keys_and_rounds_are_uncorrelated(name: str) -> None:
+def test_paths_of_keys_are_uncorrelated(name: str) -> None:
     noise, stream = many(25.0, name), stream_of(TRIGGERS, 25.0, name)
-    other = prefixes_of(stream, key_ids(PATHS), np.ones(PATHS, np.int64)) / 256
+    other = prefixes_of(stream, key_ids(PATHS, PATHS)) / 256
     bound = 5.5 / np.sqrt(PATHS)
     for a, b in ((noise, other), (noise[1:], noise[:-1])):
         for step_index in (0, 16, 36):

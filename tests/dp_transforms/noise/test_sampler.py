@@ -360,7 +360,6 @@ BASE: dict[str, Any] = {
     "strategy": "tree",
     "sigma": 3.7,
     "key": 0,
-    "round": 0,
 }
 OTHER: dict[str, dict[str, Any]] = {
     "run id": {"run_name": (b"\x23" * 16, (0).to_bytes(8, "little"), b"plan")},
@@ -372,7 +371,6 @@ OTHER: dict[str, dict[str, Any]] = {
     "column": {"name": "m"},
     "sampler table": {"sigma": 3.7000000001},
     "key": {"key": 5000},
-    "round": {"round": 1},
     "role and column swapped": {"role": "n", "name": "value"},
 }
 
@@ -394,7 +392,7 @@ def named(ring: KeyRing, **changes: Any) -> Int64:
     )
     keys = np.arange(2000, dtype=np.uint64) + np.uint64(parts["key"])
     ids = np.stack([keys, keys[::-1]], axis=1)
-    tweak = stream.names(ids, np.full(2000, parts["round"]))
+    tweak = stream.names(ids)
     flat, _ = of.draw(ring.node, tweak, np.zeros(2000, np.int64), np.full(2000, 40))
     return flat.reshape(2000, 40).astype(np.int64)
 
@@ -482,7 +480,7 @@ def released_share(ring: KeyRing, tau: Int64, keys: int = 100_000) -> Callable[[
     bounds = (0, 4 * STEP)
     stream = NoiseStream(ring, (b"run",), bounds, "selection", noise, RoundedGaussian(noise.sigma))
     rows = np.arange(keys, dtype=np.uint64)
-    tweak = stream.names(np.stack([rows, rows], axis=1), np.zeros(keys, np.int64))
+    tweak = stream.names(np.stack([rows, rows], axis=1))
     ends = np.zeros(keys, np.int64), np.full(keys, 4)
     path = stream.advance(tweak, *ends, stream.no_state(keys), 4)
     won = int((256 + path > tau).any(axis=1).sum())

@@ -71,7 +71,7 @@ MISTAKES = [
     ('release_every = "6h"', 'release_every = "6h"\ntrigger_count = 100'),
     ('window = "1d"', 'session_gap = "10m"'),
     ('window = "1d"', 'window = "1d"\nwatermark_delay = "10m"'),
-    ("contributions = 4", 'contributions = 4\nmechanism.mode = "paper"'),
+    ("contributions = 4", 'contributions = 4\nmechanism.mode = "sticky"'),
     ("[job.daily]", "[job.daily"),
     ("[job.daily]", "[jbo.daily]"),
     ("sink =", "snik ="),

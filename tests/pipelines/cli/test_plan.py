@@ -81,12 +81,7 @@ def changed(path: Path, settings: dict[str, Any], to: Path) -> Job:
     [
         {},
         {"contributions": 12},
-        {
-            "contributions": 12,
-            "mechanism.selection_share": 0.6,
-            "mechanism.weights": {"offset": 2, "power": 0.4},
-        },
-        {"mechanism.mode": "rounds"},
+        {"contributions": 12, "mechanism.weights": {"offset": 2, "power": 0.4}},
         {"contributions": 12, "per_key_bound": 1, "mechanism.combine": True},
     ],
     ids=str,

@@ -43,7 +43,6 @@ release_every = "12h"
 allowed_lateness = "0s"
 budget = { epsilon = 6.0, delta = 1e-9, covers = "7d" }
 contributions = 8
-mechanism.mode = "sticky"
 mechanism.strategy = "tree"
 store = "flights.db"
 shards = 4
@@ -119,7 +118,7 @@ def test_defaults(tmp_path: Path) -> None:
 def test_a_job_takes_the_family_with_the_smaller_error(
     tmp_path: Path, contributions: int, covers: str, mechanism: str, strategy: str
 ) -> None:
-    text = JOB.replace('mechanism.mode = "sticky"\nmechanism.strategy = "tree"', "MECHANISM")
+    text = JOB.replace('mechanism.strategy = "tree"', "MECHANISM")
     text = text.replace("contributions = 8", f"contributions = {contributions}")
     text = text.replace('covers = "7d"', f'covers = "{covers}"')
     text = text.replace('release_every = "12h"', 'release_every = "7d"')
@@ -227,9 +226,9 @@ def test_data_dependent_settings_exit_3(tmp_path: Path, anchor: str, line: str) 
 
 
 def test_there_is_no_unsound_mode(tmp_path: Path) -> None:
-    for new in ('mechanism.mode = "paper"', "mechanism.allow_unsound = true"):
+    for new in ('mechanism.mode = "rounds"', "mechanism.allow_unsound = true"):
         with pytest.raises(UsageError):
-            load(tmp_path, 'mechanism.mode = "sticky"', new)
+            load(tmp_path, 'mechanism.strategy = "tree"', new)
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_an_account_is_of_the_data_set_and_its_unit(tmp_path: Path) -> None:
         ("contributions = 8", "contributions = 8\nthreads = 0", "job.daily.threads"),
         (
             "contributions = 8",
-            "contributions = 8\nmechanism.theta = 3",
-            "job.daily.mechanism.theta",
+            "contributions = 8\nmechanism.pre_threshold = 3.5",
+            "job.daily.mechanism.pre_threshold",
         ),
         ("contributions = 8", 'contributions = 8\nquery = "no.sql"', "job.daily.query"),
         ('path = "releases"', 'path = ""', "job.daily.sink.path"),

@@ -48,7 +48,6 @@ def test_for_a_person(plan: Plan) -> None:
     ("kind", "words"),
     [
         ({"public_keys": "list"}, "every key of the public list"),
-        ({"mode": "rounds"}, "a key is tested, and published, up to 12 times each"),
         ({"refresh_every": 5}, "published every 5 seconds, 3 times each"),
         ({"select_every": 12}, " units in a window\n"),
         ({"period": 12_000_000, "windows": 4}, "Lifetime    a person of all 4 periods: gaussian ("),
@@ -167,7 +166,7 @@ def test_the_tables_hold_the_figures(
         assert line.split() == [*cells, str(s["col2"])]
 
 
-@pytest.mark.parametrize("case", [{}, {"mode": "rounds", "final_flush": True}, {"triggers": 1}])
+@pytest.mark.parametrize("case", [{}, {"triggers": 1}])
 def test_text_is_short_and_complete(make_plan: Make, case: dict[str, Any]) -> None:
     plan = make_plan(**case)
     page = details_text(plan, allocate(plan))
@@ -175,7 +174,6 @@ def test_text_is_short_and_complete(make_plan: Make, case: dict[str, Any]) -> No
     for part in ("Guarantee", "Neighbours", "2^129", "sigma", "tau", "50% chance", "Assumed"):
         assert part in page
     assert NOT_SOUND not in page
-    assert ("once-selected" in page) == bool(case.get("final_flush"))
 
 
 def test_lines_for_a_person() -> None:

@@ -20,7 +20,6 @@ import pytest
 from dpstream.pipelines.formats import encodings as sink_formats
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import LINE_POINTS, drawn_positions, lines
-from dpstream.pipelines.report import data
 from dpstream.pipelines.report import data as module
 from dpstream.pipelines.report import data as report_data
 from dpstream.pipelines.report.data import (
@@ -62,20 +61,6 @@ def test_newest_values_between_refreshes(make_job: MakeJob) -> None:
     findings = collect(job.plan, inventory(job))
     assert findings.keys.tolist() == [3] and findings.last_trigger.tolist() == [3]
     assert [t["trigger"].to_pylist() for t in findings.series] == [[3], [1, 2], [2]]
-
-
-@pytest.mark.parametrize("held", [1, 1_000_000])
-def test_newest_values_of_rounds(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
-    monkeypatch.setattr(data, "_HELD_ROWS", held)
-    job = edit(make_job(), ("contributions = 4", 'contributions = 4\nmechanism.mode = "rounds"'))
-    put(job, 1, [row("a", 1.0), row("b", 1.0)])
-    put(job, 2, [row("a", 2.0)])
-    put(job, 3, [{**row("b", 3.0), "total": None}])
-    assert values_of(job) == {"a": 2.0, "b": 3.0}
-    table = pa.concat_tables(newest(job.plan, inventory(job).releases)).sort_by("key")
-    assert table["total"].to_pylist() == [6.0, None]  # not the older 3.0 of b
 
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.float64()), ("n_sd", pa.float64())])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.plan.plan import canonical
+from dpstream.accounting.plan.plan import declared
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of
@@ -235,7 +235,7 @@ def test_a_job_without_query_has_the_plan_it_had(tmp_path: Path) -> None:
     assert plan.query is not None and len(plan.query) == 32
     without = msgspec.structs.replace(plan, query=None)
     assert without.hash != plan.hash
-    assert "query" not in canonical(without) and canonical(plan)["query"] == plan.query
+    assert "query" not in declared(without) and declared(plan)["query"] == plan.query
 
 
 def test_columns_of_parquet_are_known(tmp_path: Path) -> None:

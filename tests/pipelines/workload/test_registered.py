@@ -109,7 +109,6 @@ STRANGE: dict[str, tuple[str, str]] = {
     "a budget of days": ('covers = "lifetime"', 'covers = "1d"'),
     "a column of cells": ('unit_column = "user"', 'unit_column = "cell"'),
     "a bound of a key": ("contributions = 1", "contributions = 4\nper_key_bound = 1"),
-    "rounds": ("contributions = 1", "contributions = 1\nmechanism.mode = 'rounds'"),
 }
 #: The same of answers without a store.
 STRANGE_ONCE = {

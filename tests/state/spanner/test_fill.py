@@ -31,7 +31,7 @@ def test_some_keys_of_a_piece_as_states() -> None:
     states = states_of(piece, np.array([2, 0]), KEY_SCHEMA, STREAMS)
     assert states.table.ids[:2].tolist() == ids([3, 1]).tolist()
     assert states.units[:2].tolist() == [9, 7] and states.round[:2].tolist() == [3, 1]
-    assert states.due[:2].tolist() == [7, 7] and states.base[:2].tolist() == [6, 6]
+    assert states.due[:2].tolist() == [7, 7]
     assert np.array_equal(states.values[:2], piece.values[[2, 0]])
     assert states.key_columns(np.arange(2)).column("lang").to_pylist() == [3, 1]
 

@@ -45,7 +45,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     slots = np.array([2, 0])
     written = pack_states(states, slots, np.array([8, 9]), np.array([1, 2]), np.array([3, 4]))
     state_rows = unpack_states(sent(written), STREAMS)
-    for name in ("units", "values", "round", "base", "due"):
+    for name in ("units", "values", "round", "due"):
         assert np.array_equal(state_rows[name], getattr(states, name)[slots])
     assert state_rows[["taken", "chunk", "chunks"]].tolist() == [(8, 1, 3), (9, 2, 4)]
 

@@ -56,7 +56,7 @@ def test_tables_of_others_are_left_alone(running: None) -> None:
 
 def test_another_format_is_refused(bench: SpannerBench) -> None:
     database = connect(bench.url)
-    commit(database, lambda batch: batch.update("Meta", ("Name", "Value"), [("format", "2")]))
+    commit(database, lambda batch: batch.update("Meta", ("Name", "Value"), [("format", "1")]))
     for attempt in (bench.open, lambda: create_identity(database, IDENTITY)):
         with pytest.raises(PolicyError) as caught:
             attempt()

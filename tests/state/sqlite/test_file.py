@@ -57,7 +57,7 @@ def test_another_format_is_refused_and_left_alone(bench: SqliteBench, tmp_path: 
     bench.open().close()
     bench.close()
     with sqlite3.connect(bench.path) as db:
-        put_meta(db, "format", "2")
+        put_meta(db, "format", "1")
     db.close()
     was = Path(bench.path).read_bytes()
     fixes = {
