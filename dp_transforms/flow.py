@@ -35,8 +35,14 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
-from dpstream.dp_transforms.beam.split import IdsOf, KeyIds, SplitByShard, reading_threads, unit_ids
-from dpstream.dp_transforms.beam.workers import Threads
+from dpstream.dp_transforms.beam.workers import (
+    IdsOf,
+    KeyIds,
+    SplitByShard,
+    Threads,
+    reading_threads,
+    unit_ids,
+)
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import (

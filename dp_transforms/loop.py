@@ -41,8 +41,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.beam.buffer import ShardCallback, outputs_of
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
-from dpstream.dp_transforms.beam.split import IdsOf
-from dpstream.dp_transforms.beam.workers import Threads, Workers
+from dpstream.dp_transforms.beam.workers import IdsOf, Threads, Workers
 from dpstream.dp_transforms.ingest.records import require_once
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.release import ShardRelease

@@ -7,6 +7,23 @@ the exact rounding of a linear map of N, so the float error never shows.
 
 u's upper 64 bits are the node's lane of a shared block (``sampler``), its lower 64 bits the first
 word of the node's own block, which is drawn only in the tails and when a rounding must be settled.
+
+**Quantiles** at a 128-bit uniform, to about 82 bits, many at a time (``pairs``).
+
+``draw`` gives node noise to 46 bits, which is enough where each prefix is rounded by itself.
+Where all cells of a workload share all of its components' noise, one rounding in a million that
+floats leave open would ask for balls of every node; here so many bits are known that it never does.
+
+The quantile z(p), p in (0, 1/2), is a Taylor polynomial around the middle of one of 128 parts of
+each octave of p: with g = dz/dp = 1/density(z), g' = z g^2 gives all coefficients from z at the
+middle, a ball.  Terms fall by 2^-8 each; the first four are pairs of floats.  Below 2^-25, once in
+sixteen million draws, a ball gives the number itself.
+
+**Pairs** are numbers as unevaluated sums of two float64, compiled: about 104 bits.  Every operation
+is off by at most OPERATION_ERROR times its result (of a sum: times the sum of magnitudes).  Only
+IEEE additions and multiplications are used, without contraction (numba's default), so the
+classical error-free transformations hold (Dekker 1971, Knuth 1969).  A pair is normalised: its
+second number is at most half a unit in the last place of the first.
 """
 
 import ctypes
@@ -24,8 +41,176 @@ from dpstream.accounting.balls import precision
 from dpstream.accounting.libraries import njit, special
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.dp_transforms.noise.quantile import quantiles
 from dpstream.dp_transforms.noise.sampler import own_blocks, shared_lanes
+
+#: Relative error of an operation, generously: the proofs give a few times 2^-105.
+OPERATION_ERROR = 2.0**-101
+
+_SPLIT = float((1 << 27) + 1)
+#: |quantile - pair|, in sds; tests measure at most 2^-84.
+QUANTILE_ERROR = 2.0**-82
+_OCTAVES = 24
+_PARTS = 128
+_TERMS = 11
+_PAIRS = 4
+_BITS = 192
+
+
+@njit(inline="always")
+def two_sum(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the float a + b, and its exact rounding error."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+@njit(inline="always")
+def two_product(a: float, b: float) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the float a b, and its exact rounding error; |a| and |b| are below 2^990."""
+    product = a * b
+    wide = _SPLIT * a
+    a_high = wide - (wide - a)
+    a_low = a - a_high
+    wide = _SPLIT * b
+    b_high = wide - (wide - b)
+    b_low = b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@njit(inline="always")
+def plus(
+    a: float, a_low: float, b: float, b_low: float
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the sum of the pairs (a, a_low) and (b, b_low) as a pair, within OPERATION_ERROR."""
+    total, rest = two_sum(a, b)
+    rest += a_low + b_low
+    high = total + rest
+    return high, rest - (high - total)
+
+
+@njit(inline="always")
+def scaled(a: float, b: float, b_low: float) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the product of a float and the pair (b, b_low) as a pair, within OPERATION_ERROR."""
+    product, rest = two_product(a, b)
+    rest += a * b_low
+    high = product + rest
+    return high, rest - (high - product)
+
+
+@njit(inline="always")
+def times(
+    a: float, a_low: float, b: float, b_low: float
+) -> tuple[float, float]:  # pragma: no cover - compiled
+    """Return the product of (a, a_low) and (b, b_low) as a pair, within OPERATION_ERROR."""
+    product, rest = two_product(a, b)
+    rest += a * b_low + a_low * b
+    high = product + rest
+    return high, rest - (high - product)
+
+
+def quantiles(high: Ids, low: Ids) -> tuple[Float64, Float64]:
+    """Return the standard normal quantiles Phi^-1((u + 1/2) / 2^128) as (n,) pairs of floats.
+
+    A pair stands for the sum of its numbers and is within QUANTILE_ERROR of the quantile.
+
+    Args:
+        high, low: (n,) uint64 upper and lower word of each uniform u = 2^64 high + low.
+    """
+    values, rest = np.empty(len(high)), np.empty(len(high))
+    beyond_table = np.empty(len(high), np.int64)
+    count = _evaluate(high, low, _table(), values, rest, beyond_table)
+    for at in beyond_table[:count].tolist():
+        values[at], rest[at] = _far_pairs(int(high[at]) << 64 | int(low[at]))
+    return values, rest
+
+
+def _far_pairs(uniform: int) -> tuple[float, float]:
+    """One quantile by balls."""
+    with precision(_BITS):
+        signed = flint.arb(2 * uniform + 1 - (1 << 128)) / (1 << 128)
+        return _pair(flint.arb(2).sqrt() * signed.erfinv())
+
+
+def _pair(ball: flint.arb) -> tuple[float, float]:
+    first = float(ball.mid())
+    return first, float((ball - first).mid())
+
+
+@functools.cache
+def _table() -> Float64:
+    """(24 * 128, 15) coefficients of (p - middle) / half a part: four pairs, then seven floats."""
+    table = np.empty((_OCTAVES * _PARTS, 2 * _PAIRS + _TERMS - _PAIRS))
+    with precision(_BITS):
+        turn = flint.arb(2).sqrt()
+        for octave in range(_OCTAVES):
+            half = flint.arb(2) ** -(octave + 10)  # 128 parts of [2^-(octave + 2), 2^-(octave + 1))
+            for part in range(_PARTS):
+                middle = half * (2 * (_PARTS + part) + 1)
+                z = turn * (2 * middle - 1).erfinv()
+                terms = _taylor(z, half)
+                pairs = [number for term in terms[:_PAIRS] for number in _pair(term)]
+                rest = [float(term.mid()) for term in terms[_PAIRS:]]
+                table[octave * _PARTS + part] = pairs + rest
+    table.setflags(write=False)
+    return table
+
+
+def _taylor(z: flint.arb, half: flint.arb) -> list[flint.arb]:
+    """Coefficients of z(middle + half h) in h, by g' = z g^2."""
+    values = [z]
+    slopes = [(2 * flint.arb.pi()).sqrt() * (z * z / 2).exp() * half]
+    squares: list[flint.arb] = []
+    for order in range(_TERMS - 1):
+        values.append(slopes[order] / (order + 1))
+        squares.append(sum((slopes[i] * slopes[order - i] for i in range(order + 1)), flint.arb(0)))
+        change = sum((values[i] * squares[order - i] for i in range(order + 1)), flint.arb(0))
+        slopes.append(change / (order + 1))
+    return values
+
+
+@njit(cache=True, nogil=True)
+def _evaluate(
+    high: Ids, low: Ids, table: Float64, values: Float64, rest: Float64, beyond_table: Int64
+) -> int:  # pragma: no cover - compiled
+    """Fill the pairs; returns how many places, in ``far``, lie beyond the table."""
+    count = 0
+    for i in range(high.size):
+        first, second = high[i], low[i]
+        upper = first >> np.uint64(63) == 1
+        if upper:
+            first, second = ~first, ~second
+        octave = 0
+        while octave < _OCTAVES and (first << np.uint64(octave + 1)) >> np.uint64(63) == 0:
+            octave += 1
+        if octave == _OCTAVES:
+            beyond_table[count] = i
+            count += 1
+            continue
+        # The leading one is shifted out: 7 bits of the part, then where in the part p lies.
+        shift = np.uint64(octave + 2)
+        bits = first << shift | second >> (np.uint64(64) - shift)
+        behind = second << shift
+        part = bits >> np.uint64(57)
+        inside = bits << np.uint64(7) | behind >> np.uint64(57)
+        # (32 + 53 bits + 1/2) / 2^85 of the part, as -1 .. 1: both numbers are exact.
+        upper_bits = np.float64(inside >> np.uint64(32)) * 2.0**-31 - 1.0
+        lower = (inside & np.uint64(0xFFFFFFFF)) << np.uint64(21)
+        lower |= (behind << np.uint64(7)) >> np.uint64(43)
+        lower_bits = np.float64(lower) * 2.0**-84 + 2.0**-85
+        h = upper_bits + lower_bits
+        h_low = lower_bits - (h - upper_bits)
+        line = table[octave * _PARTS + np.int64(part)]
+        tail = line[2 * _PAIRS + _TERMS - _PAIRS - 1]
+        for term in range(2 * _PAIRS + _TERMS - _PAIRS - 2, 2 * _PAIRS - 1, -1):
+            tail = tail * h + line[term]
+        value, value_low = tail, 0.0
+        for term in range(_PAIRS - 1, -1, -1):
+            value, value_low = times(value, value_low, h, h_low)
+            value, value_low = plus(line[2 * term], line[2 * term + 1], value, value_low)
+        values[i] = -value if upper else value
+        rest[i] = -value_low if upper else value_low
+    return count
+
 
 #: Below this the upper 64 bits alone would leave a relative error above 2^-50.
 _TAIL = 2.0**-14
@@ -74,7 +259,7 @@ class ContinuousGaussian:
         return noise, shared.starts
 
     def pairs(self, prf: Prf, tweaks: Ids, node: int) -> tuple[Float64, Float64]:
-        """Return one node of each name in sds, as (n,) pairs of floats within ``quantile.ERROR``.
+        """Return one node of each name in sds, as (n,) pairs of floats within ``QUANTILE_ERROR``.
 
         A pair (high, low) stands for the number high + low.  Where ``draw`` is exact to 46 bits,
         these are to about 82, which mixed cells need (`noise.mixing`).

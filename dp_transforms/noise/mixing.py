@@ -30,10 +30,9 @@ from dpstream.accounting.libraries import njit
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.base import ExactNoise, Strategy
-from dpstream.dp_transforms.noise import quantile
-from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
+from dpstream.dp_transforms.noise import continuous
+from dpstream.dp_transforms.noise.continuous import ContinuousGaussian, plus, scaled, two_sum
 from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.dp_transforms.noise.quantile import plus, scaled, two_sum
 
 #: Components worked on together: their state stays in the cache.
 _COMPONENT_ROWS = 1 << 12
@@ -104,7 +103,7 @@ class Components:
 def error_in_sds(strategy: Strategy) -> float:
     """Bound of the error of n_j for nodes of sd 1: that of draws, and that of the fold.
 
-    An operation is off by at most ``quantile.OPERATION_ERROR`` times the magnitudes it adds up;
+    An operation is off by at most ``continuous.OPERATION_ERROR`` times the magnitudes it adds up;
     what that moves in a prefix is at most the response of a step or a buffer
     (``Generators.responses``).
     """
@@ -118,7 +117,8 @@ def error_in_sds(strategy: Strategy) -> float:
     )
     of_buffers = 4 * (responses.buffers * decayed).sum(axis=1)
     local = float((of_steps + of_buffers).sum()) + (reach + responses.steps) * len(of_steps)
-    return (reach * quantile.ERROR + local * quantile.OPERATION_ERROR * _FARTHEST) * (1 + 1e-6)
+    of_folding = local * continuous.OPERATION_ERROR * _FARTHEST
+    return float((reach * continuous.QUANTILE_ERROR + of_folding) * (1 + 1e-6))
 
 
 @njit(cache=True, nogil=True)

@@ -32,7 +32,7 @@ from dpstream.dp_transforms.one_shot import (
     answer,
     choose_bounds,
 )
-from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.dp_transforms.one_shot.partials import Groups
 from dpstream.pipelines.formats.receipt import sorted_rows
 from dpstream.pipelines.sql.query_plan import Question, named_tables
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
-from dpstream.dp_transforms.beam.split import KeyIds
+from dpstream.dp_transforms.beam.workers import KeyIds
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream

@@ -31,7 +31,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.guarantee import describe
 from dpstream.dp_transforms import flow, step, telemetry
-from dpstream.dp_transforms.beam.split import SplitByShard
+from dpstream.dp_transforms.beam.workers import SplitByShard
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
 from dpstream.pipelines.connectors.files import sink as sink_files
 from dpstream.pipelines.connectors.kafka.topic import KafkaTopic

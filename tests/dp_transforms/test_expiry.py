@@ -13,7 +13,7 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
-from dpstream.dp_transforms.beam.split import KeyIds
+from dpstream.dp_transforms.beam.workers import KeyIds
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids

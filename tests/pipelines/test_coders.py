@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder, record_schema
-from dpstream.dp_transforms.beam.split import SplitByShard, unit_ids
+from dpstream.dp_transforms.beam.workers import SplitByShard, unit_ids
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import client as pubsub_client

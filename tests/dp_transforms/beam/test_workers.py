@@ -24,11 +24,10 @@ from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, flow
 from dpstream.dp_transforms.batches import ids_of
-from dpstream.dp_transforms.beam import buffer, split
+from dpstream.dp_transforms.beam import buffer, workers
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import Announced
-from dpstream.dp_transforms.beam.split import SplitByShard
-from dpstream.dp_transforms.beam.workers import Keyed, Threads, Workers, stop_workers
+from dpstream.dp_transforms.beam.workers import Keyed, SplitByShard, Threads, Workers, stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -179,7 +178,7 @@ def test_any_number_of_threads_gives_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(flow, "SPLIT_BUFFER_ROWS", 500)
-    monkeypatch.setattr(split, "SPLIT_BUFFER_ROWS", 500)
+    monkeypatch.setattr(workers, "SPLIT_BUFFER_ROWS", 500)
     source = generate(plan).batches(300)
     expected, letters = in_memory(plan, next(store_paths), source)
     totals = []
@@ -405,9 +404,9 @@ def rows_of(count: int, size: int) -> pa.RecordBatch:
 
 @pytest.mark.parametrize(("size", "most"), [(8, 5000), (1024, 300)])
 def test_large_rows_are_split_sooner(size: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "SPLIT_BUFFER_ROWS", 5000)
-    monkeypatch.setattr(split, "SPLIT_BUFFER_BYTES", 256 << 10)
-    dofn = SplitByShard(split.unit_ids, 3, SCHEMA)
+    monkeypatch.setattr(workers, "SPLIT_BUFFER_ROWS", 5000)
+    monkeypatch.setattr(workers, "SPLIT_BUFFER_BYTES", 256 << 10)
+    dofn = SplitByShard(workers.unit_ids, 3, SCHEMA)
     dofn.setup()
     dofn.start_bundle()
     gathered = out = 0

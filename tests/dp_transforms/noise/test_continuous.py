@@ -20,12 +20,10 @@ from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.limits import MAX_REAL_SIGMA
 from dpstream.accounting.strategies import BltStrategy, make_strategy
 from dpstream.accounting.strategies.base import ExactNoise
-from dpstream.dp_transforms.noise import quantile
-from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.paths import NoiseStream
-from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.dp_transforms.noise.quantile import (
+from dpstream.dp_transforms.noise import continuous
+from dpstream.dp_transforms.noise.continuous import (
     OPERATION_ERROR,
+    ContinuousGaussian,
     plus,
     quantiles,
     scaled,
@@ -33,6 +31,8 @@ from dpstream.dp_transforms.noise.quantile import (
     two_product,
     two_sum,
 )
+from dpstream.dp_transforms.noise.paths import NoiseStream
+from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from tests.streams import KEYS
 
@@ -389,8 +389,8 @@ def test_random_places(octaves: int) -> None:
     high = rng.integers(0, 2**64, 400, dtype=np.uint64)
     high >>= rng.integers(0, octaves + 1, 400).astype(np.uint64)
     low = rng.integers(0, 2**64, 400, dtype=np.uint64).tolist()
-    assert off(high.tolist(), low) <= quantile.ERROR
-    assert off((~high).tolist(), low) <= quantile.ERROR
+    assert off(high.tolist(), low) <= continuous.QUANTILE_ERROR
+    assert off((~high).tolist(), low) <= continuous.QUANTILE_ERROR
 
 
 def test_edges_of_the_table() -> None:
@@ -401,7 +401,7 @@ def test_edges_of_the_table() -> None:
             edge = (128 + part) << (55 - octave)
             high += [edge, edge - 1, LAST - edge]
             low += [0, LAST, 5]
-    assert off(high, low) <= quantile.ERROR
+    assert off(high, low) <= continuous.QUANTILE_ERROR
 
 
 def test_all_128_bits_count() -> None:
@@ -415,14 +415,14 @@ def test_all_128_bits_count() -> None:
 
 def test_a_table_that_is_off_is_seen() -> None:
     """One coefficient changed by a part in 2^60 moves a quantile beyond its error."""
-    table = quantile._table().copy()
+    table = continuous._table().copy()
     part = 64  # of the first octave, [1/4, 1/2)
     table[part, 2] *= 1 + 2.0**-45
     high = np.full(1, (128 + part) << 55 | 1 << 54 | 1 << 53, np.uint64)
     values, rest, far = np.empty(1), np.empty(1), np.empty(1, np.int64)
-    quantile._evaluate(high, np.zeros(1, np.uint64), table, values, rest, far)
+    continuous._evaluate(high, np.zeros(1, np.uint64), table, values, rest, far)
     honest, honest_rest = quantiles(high, np.zeros(1, np.uint64))
-    assert abs((values - honest) + (rest - honest_rest)) > quantile.ERROR
+    assert abs((values - honest) + (rest - honest_rest)) > continuous.QUANTILE_ERROR
 
 
 def test_what_lies_beyond_the_table() -> None:
@@ -433,9 +433,9 @@ def test_what_lies_beyond_the_table() -> None:
     high = np.array(inside + beyond, np.uint64)
     empty, far = np.empty(len(high)), np.empty(len(high), np.int64)
     low = np.zeros(len(high), np.uint64)
-    count = quantile._evaluate(high, low, quantile._table(), empty, empty.copy(), far)
+    count = continuous._evaluate(high, low, continuous._table(), empty, empty.copy(), far)
     assert far[:count].tolist() == list(range(len(inside), len(high)))
 
 
 def test_the_table_is_everybodys() -> None:
-    assert quantile._table() is quantile._table() and not quantile._table().flags.writeable
+    assert continuous._table() is continuous._table() and not continuous._table().flags.writeable

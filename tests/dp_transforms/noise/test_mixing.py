@@ -20,8 +20,8 @@ from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.strategies.cells.bases import Even, difference_matrix, fitted, reduced
 from dpstream.dp_transforms import residual
+from dpstream.dp_transforms.noise import continuous
 from dpstream.dp_transforms.noise import mixing as module
-from dpstream.dp_transforms.noise import quantile
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.mixing import Components, MixedNoise, mixed
 from dpstream.dp_transforms.noise.paths import NoiseStream
@@ -128,12 +128,12 @@ def test_a_step_that_was_passed_is_not_drawn_again() -> None:
 
 
 @STRATEGIES
-@pytest.mark.parametrize("draws", [0.0, quantile.ERROR])
+@pytest.mark.parametrize("draws", [0.0, continuous.QUANTILE_ERROR])
 def test_the_announced_error_has_every_operation(
     name: str, draws: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum over steps and buffers in rationals: floats give no less, and hardly more."""
-    monkeypatch.setattr(quantile, "ERROR", draws)
+    monkeypatch.setattr(continuous, "QUANTILE_ERROR", draws)
     strategy = encoder_of(name, 60).strategy
     generators = strategy.generators
     assert generators is not None

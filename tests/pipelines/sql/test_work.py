@@ -13,7 +13,7 @@ import pytest
 from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.dp_transforms.one_shot.partials import Groups
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.work import (
     Work,
