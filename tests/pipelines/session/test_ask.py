@@ -1,7 +1,8 @@
 """Asking: what is paid and when, re-asks, refusals, and that no record decides anything."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,16 +29,11 @@ from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.answers import Answer
 from dpstream.state.ledger.orders import SessionRefusedError
+from tests.golden.pinned import check, of_refusals
 from tests.pipelines.session.small import RECORDS, config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
 OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(40))
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path), analyst="alice") as session:
-        yield session
 
 
 def test_an_answer_is_of_the_records_that_paid(session: Session) -> None:
@@ -128,7 +124,7 @@ def test_a_record_without_budget_is_never_read(session: Session) -> None:
 
 def test_a_refusal_names_what_lacks_and_charges_nothing(session: Session) -> None:
     scans = _counted(session)
-    with pytest.raises(SessionRefusedError, match="too little left") as refused:
+    with pytest.raises(SessionRefusedError) as refused:
         session.where("a = 0").count(1)
     decision = refused.value.decision
     assert decision.largest == 250_000 and decision.lacking[0, 2].tolist() == [1, 4]
@@ -215,43 +211,48 @@ def test_a_decision_that_looks_at_records_is_noticed(
 
 
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) -> None:
-    for call in (
-        lambda: session.where("a <"),
-        lambda: session.where("nothing = 1").count(1),
-        lambda: session.table.sum("epsilon", 1),
-        lambda: session.table.sum("nothing", 1),
-        lambda: session.table.count(0),
-        lambda: session.table.count(-1),
-        lambda: session.table.count(float("nan")),
-        lambda: session.table.count(1e9),
-        lambda: session.table.count(1, kind="delta"),
-        lambda: session.table.count(1, cover=("nothing",)),
-        lambda: session.table.histogram("a", 1, 99),
-        lambda: session.table.histogram("a", 1, [3, 2]),
-        lambda: session.table.ask((sum_of("b"), sum_of("b")), 1),
-        lambda: session.where("a < 0").count(1),
-    ):
-        with pytest.raises((UsageError, PolicyError)):
-            call()
-    assert session.open_table.account.history() == []
+    table, rich, space = session.table, session.where("epsilon >= 1"), session.open_table.space
+    anything: Any = 1
+    calls: dict[str, Callable[[], object]] = {
+        "half a predicate": lambda: session.where("a <"),
+        "a dimension": lambda: session.where("nothing = 1").count(1),
+        "a sum of budgets": lambda: table.sum("epsilon", 1),
+        "a sum of nothing": lambda: table.sum("nothing", 1),
+        "an amount of 0": lambda: table.count(0), "below 0": lambda: table.count(-1),
+        "no number": lambda: table.count(float("nan")), "too much": lambda: table.count(1e9),
+        "a kind": lambda: table.count(1, kind="delta"),
+        "a cover": lambda: table.count(1, cover=("nothing",)),
+        "many ranges": lambda: table.histogram("a", 1, 99),
+        "falling edges": lambda: table.histogram("a", 1, [3, 2]),
+        "a figure twice": lambda: table.ask((sum_of("b"), sum_of("b")), 1),
+        "nobody": lambda: session.where("a < 0").count(1),
+        "what no receipt holds: a truth": lambda: rich.ask(
+            (Aggregate("quantiles", "b", (True,)),), 1
+        ),
+        "numpy's number": lambda: rich.ask((Aggregate("quantiles", "b", (np.float64(0.5),)),), 1),
+        "half a pair": lambda: rich.ask((Aggregate("count", label="\ud800"),), 1),
+        "a number as truth": lambda: rich.count(1, drop=anything),
+        "an arrival of budgets": lambda: arrival_of(space, "epsilon"),
+        "before all": lambda: close_before(session.open_table, "b", 0),
+        "no width": lambda: cells_wide(space, "b", 0),
+        **{
+            f"a tick {name[:5]!r}": partial(
+                tick, session.open_table, sliding_question(session), 6, name
+            )
+            for name in ("", "a\nb", "\udc80", "t" * 201)
+        },
+    }  # fmt: skip
+    text = of_refusals(calls)
     (session.open_table.config.folder / "manifest.json").unlink()
-    with pytest.raises(RunError, match="holds no table"):
-        session.where("epsilon >= 1").count(1)
+    text += "\n" + of_refusals({"no table": lambda: rich.count(1)})
+    check(
+        Path(__file__).with_name("refusals_ask.txt"),
+        text.replace(str(session.open_table.config.base), "FOLDER"),
+    )
     assert session.open_table.account.history() == []
 
 
-@pytest.mark.parametrize("ask_part", [
-    lambda part: part.ask((Aggregate("quantiles", "b", (True,)),), 1),
-    lambda part: part.ask((Aggregate("quantiles", "b", (np.float64(0.5),)),), 1),
-    lambda part: part.ask((Aggregate("count", label="\ud800"),), 1),
-    lambda part: part.count(1, drop=1),
-], ids=["truth", "numpy", "surrogate", "one"])  # fmt: skip
-def test_what_no_receipt_can_hold_is_refused_before_it_is_paid(
-    session: Session, ask_part: Any
-) -> None:
-    with pytest.raises(UsageError, match="part of another type"):
-        ask_part(session.where("epsilon >= 1"))
-    assert session.open_table.account.history() == []
+def test_quantiles_of_numpy_are_numbers(session: Session) -> None:
     parts: Any = np.array([0.5])
     assert session.where("epsilon >= 1").quantiles("b", parts, 1).charged
 
@@ -263,7 +264,7 @@ def test_the_charge_is_durable_before_a_record_is_read(session: Session) -> None
 
     real, session.open_table.scan = session.open_table.scan, broken  # type: ignore[method-assign]
     rich = session.where("epsilon >= 1")
-    with pytest.raises(RunError, match="is gone"):
+    with pytest.raises(RunError):
         rich.ask((median("b"),), 1)
     session.open_table.scan = real  # type: ignore[method-assign]
     answer = rich.ask((median("b"),), 1)
@@ -277,7 +278,7 @@ def test_what_was_cut_off_continues_on_the_records_that_there_are(session: Sessi
     rich = session.where("epsilon >= 1")
     real, session.open_table.scan = session.open_table.scan, broken  # type: ignore[method-assign]
     for how in ({}, {"fresh": True}):
-        with pytest.raises(RunError, match="is gone"):
+        with pytest.raises(RunError):
             rich.count(1, **how)
     session.open_table.scan = real  # type: ignore[method-assign]
     add(session.open_table.config, [_more(session)])
@@ -294,7 +295,7 @@ def test_what_was_answered_needs_no_records(session: Session) -> None:
     (session.open_table.config.folder / "manifest.json").unlink()
     assert rich.count(0.5).receipt == first.receipt and scans == []
     for how in ({"fresh": True}, {"as_of": "May"}):
-        with pytest.raises(RunError, match="holds no table"):
+        with pytest.raises(RunError):
             rich.count(0.5, **how)
     assert len(session.open_table.account.history()) == 1
 
@@ -386,7 +387,7 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
         assert charge is not None
         same = SessionQuestion(here.open_table, request).draw(charge, here.open_table.ring)
         assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
-        with pytest.raises(UsageError, match="--runner"):
+        with pytest.raises(UsageError):
             Session(config, analyst="alice", runner=Runner("Nobody", (), 1)).where(
                 "epsilon = 2"
             ).count(1)
@@ -411,7 +412,7 @@ def test_the_window_stays_while_it_has_budget_and_then_slides(session: Session) 
     for number in range(6):
         assert tick(session.open_table, sliding_question(session), 6, f"t{number}").charged
     assert windows(session) == [[0, 2], [0, 2], [2, 4], [2, 4], [4, 6], [4, 6]]
-    with pytest.raises(PolicyError, match="no window"):
+    with pytest.raises(PolicyError):
         tick(session.open_table, sliding_question(session), 6, "t6")
     assert tick(session.open_table, sliding_question(session), 8, "t6").charged  # newer arrivals
     assert windows(session)[-1] == [6, 8]
@@ -452,25 +453,10 @@ def test_a_closed_range_refuses_every_query_for_ever(session: Session) -> None:
     for where in ("b < 4 AND epsilon >= 1", "b = 0 AND epsilon = 2", "b = 3 AND epsilon = 2"):
         with pytest.raises(SessionRefusedError):
             session.where(where).count("0.000001")
-    with pytest.raises(PolicyError, match="closed for ever"):
+    with pytest.raises(PolicyError):
         allotment.count(0.25)
     assert allotment.where("b >= 4").count(0.25).charged
     tick(session.open_table, sliding_question(session), 8, "t")
     assert windows(session)[-1][0] >= 4
     assert session.where("b < 4 AND epsilon >= 1").count(0.5).receipt == answer.receipt
     assert len(session.open_table.account.spent("epsilon").boxes) <= 8
-
-
-def test_what_is_no_arrival(session: Session) -> None:
-    with pytest.raises(UsageError, match="--arrival"):
-        arrival_of(session.open_table.space, "epsilon")
-    with pytest.raises(UsageError, match="--before"):
-        close_before(session.open_table, "b", 0)
-    with pytest.raises(UsageError, match="--width"):
-        cells_wide(session.open_table.space, "b", 0)
-
-
-@pytest.mark.parametrize("name", ["", "a\nb", "\udc80", "t" * 201])
-def test_a_tick_has_a_printable_name(name: str, session: Session) -> None:
-    with pytest.raises(UsageError, match="--tick: must be a short printable name"):
-        tick(session.open_table, sliding_question(session), 6, name)

@@ -1,19 +1,29 @@
-"""A session table of the project file: what it means, and what of it is refused."""
+"""A session table of the project file: what it means, its account and its names."""
 
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, UsageError, instance
+from dpstream.accounting.errors import UsageError, instance
 from dpstream.accounting.fields import Field
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
 from dpstream.pipelines.session import config as module
+from dpstream.pipelines.session import names
+from dpstream.pipelines.session.account import with_account
 from dpstream.pipelines.session.config import Config, config_in, kind_of, load_config
-from dpstream.state.ledger.open import PROJECT_FILE
-from tests import projects
+from dpstream.state.ledger.open import PROJECT_FILE, read_history
+from tests import accounts, projects
+from tests.golden.pinned import check, of_refusals
+from tests.pipelines.session.small import PROJECT
 from tests.pipelines.session.tables import DAY, START, config_at
+from tests.state.ledger.conformance import charge
 
 HOUR = DAY // 24
 
@@ -83,7 +93,7 @@ def test_places_and_rules_are_no_part_of_the_model() -> None:
     assert other.name == "trips" and one.table.digest == other.table.digest
     table["dimension"]["pickup"]["grid"] = "2d"
     assert config_of(tables).table.digest != one.table.digest
-    with pytest.raises(UsageError, match=r"data_set\.rides\.secret: is required"):
+    with pytest.raises(UsageError):
         other.secret_source()
 
 
@@ -111,21 +121,27 @@ def test_tables_by_name() -> None:
     tables["data_set"]["shop"] = {"unit": {"name": "user"}}
     tables["table"]["rides"]["data_set"] = "rides"
     assert config_of(tables).name == config_of(tables, "rides").name == "rides"
-    refusals = {
-        "visits": ("table.visits.dimension", "is required"),
-        "rode": ("table", "no table 'rode'"),
-    }
-    for name, (field, rule) in refusals.items():
-        with pytest.raises(UsageError, match=rule) as caught:
-            config_of(tables, name)
-        assert caught.value.field == field
     tables["table"]["wide"] = tables["table"]["rides"]
-    with pytest.raises(UsageError, match="several: rides, wide"):
-        config_of(tables)
-    del tables["table"]["rides"], tables["table"]["wide"]
-    with pytest.raises(UsageError, match="is required") as caught:
-        config_of(tables)
-    assert caught.value.field == "table.NAME.dimension"
+    none = example()
+    none["table"] = {"visits": tables["table"]["visits"]}
+    none["data_set"]["shop"] = tables["data_set"]["shop"]
+    fixed = changed("dimension.epsilon.column", None)
+    fixed["table"]["rides"]["dimension"]["epsilon"]["value"] = -1.0
+    shop = ("data_set", "rides")
+    calls: dict[str, Callable[[], object]] = {
+        **{f"{path} = {value!r}"[:60]: partial(config_of_change, path, value)
+           for path, value in REFUSED},
+        **{f"data_set: {path} = {value!r}"[:60]: partial(config_of_change, path, value, shop)
+           for path, value in REFUSED_OF_DATA_SET},
+        "a table without budgets": partial(config_of, tables, "visits"),
+        "no table": partial(config_of, tables, "rode"), "several": partial(config_of, tables),
+        "none": partial(config_of, none), "a fixed budget": partial(config_of, fixed),
+    }  # fmt: skip
+    check(Path(__file__).with_name("refusals_config.txt"), of_refusals(calls))
+
+
+def config_of_change(path: str, value: Any, within: tuple[str, ...] = ("table", "rides")) -> Config:
+    return config_of(changed(path, value, within))
 
 
 def changed(path: str, value: Any, within: tuple[str, ...] = ("table", "rides")) -> dict[str, Any]:
@@ -142,101 +158,65 @@ def changed(path: str, value: Any, within: tuple[str, ...] = ("table", "rides"))
     return tables
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "field", "rule"),
-    [
-        ("nmae", "x", "nmae", "is not a known key"),
-        ("path", None, "path", "is required"),
-        ("path", "rides.txt", "path", "is of no known kind"),
-        ("path", "gs://rides/a.csv", "path", "is a URL"),
-        ("path", "a\0.csv", "path", "NUL"),
-        ("coordinates", "", "coordinates", "must not be empty"),
-        ("coordinates", "s3://x", "coordinates", "is a URL"),
-        ("record_id", {"column": "a", "type": "bytes"}, "record_id.type", "is not one of"),
-        ("record_id", {"column": "a", "type": "float"}, "record_id.type", "is not one of"),
-        ("regions", 0, "regions", "must be 1 to"),
-        ("unit_column", "user", "unit_column", "is not for a table whose records"),
-        ("public", True, "public", "is not for a table whose records"),
-        ("options", {"a": "b"}, "options", "is not for a table whose records"),
-        ("data_set", "other", "data_set", "no data set 'other'"),
-        ("dimension.pickup.low", None, "dimension.pickup.low", "is required for type timestamp"),
-        ("dimension.pickup.low", 7, "dimension.pickup.low", "must be a text"),
-        ("dimension.pickup.low", "yesterday", "dimension.pickup.low", "is not an RFC 3339 time"),
-        ("dimension.pickup.step", "0s", "dimension.pickup.step", "must be a microsecond or more"),
-        ("dimension.pickup.grid", "90m", "dimension.pickup.grid", "must be a whole number of step"),
-        ("dimension.pickup.high", "2012-01-01T00:00:00Z", "dimension.pickup", "coordinates"),
-        ("dimension.pickup.type", "text", "dimension.pickup.type", "is not one of the choices"),
-        ("dimension.longitude.step", 0, "dimension.longitude.step", "must be above 0"),
-        ("dimension.longitude.step", 0.0007, "dimension.longitude.grid", "must be a whole number"),
-        ("dimension.longitude.values", ["a"], "dimension.longitude.values", "not for type real"),
-        ("dimension.longitude.missing", "drop", "dimension.longitude.missing", "is not one of the"),
-        ("dimension.longitude.low", float("nan"), "dimension.longitude.low", "a finite number"),
-        ("dimension.vendor.values", ["a", "a"], "dimension.vendor", "must have codes that differ"),
-        ("dimension.vendor.values", None, "dimension.vendor.values", "is required for type categ"),
-        ("dimension.epsilon.step", 1e-7, "dimension.epsilon.step", "whole number of millionths"),
-        ("dimension.epsilon.most", -1.0, "dimension.epsilon", "must be 0 to"),
-        ("dimension.epsilon.most", float("inf"), "dimension.epsilon", "must be a finite number"),
-        ("dimension.epsilon.missing", "point", "dimension.epsilon.missing", "not for type budget"),
-        ("dimension.epsilon.value", 1.0, "dimension.epsilon.value", "and a column too"),
-        ("dimension.epsilon.type", "integer", "dimension.epsilon.low", "is required for type int"),
-        ("dimension.", {"type": "category", "values": ["a"]}, "dimension", "has no name"),
-        ("quota.epsilon", -1.0, "quota.epsilon", "must be 0 to"),
-        ("quota.analyst.eve", {"epsilon": -1.0}, "quota.analyst.eve.epsilon", "must be 0 to"),
-        ("unlock.share", 2.0, "unlock.share", "must be above 0 and at most 1"),
-        ("unlock.start", "soon", "unlock.start", "is not an RFC 3339 time"),
-    ],
-)
-def test_refusals_name_field_and_rule(path: str, value: Any, field: str, rule: str) -> None:
-    with pytest.raises(DpstreamError, match=rule) as caught:
-        config_of(changed(path, value))
-    assert caught.value.field == f"table.rides.{field}"
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "field", "rule"),
-    [
-        ("account.path", None, "account.path", "is required"),
-        ("account.path", "mysql://x", "account.path", "is not a known kind of account"),
-        ("account.id", None, "account.id", "is required"),
-        ("account.id", "1", "account.id", "is not an account's id"),
-        ("account", None, "account", "is required"),
-        ("insecure_test_secret", "00" * 32, "secret", "is given twice"),
-    ],
-)
-def test_refusals_of_the_data_set(path: str, value: Any, field: str, rule: str) -> None:
-    with pytest.raises(DpstreamError, match=rule) as caught:
-        config_of(changed(path, value, ("data_set", "rides")))
-    assert caught.value.field == f"data_set.rides.{field}"
-
-
-def test_a_data_set_with_a_unit_is_for_jobs_and_statements() -> None:
-    with pytest.raises(UsageError, match="a budget of its own") as caught:
-        config_of(changed("unit", {"name": "user"}, ("data_set", "rides")))
-    assert caught.value.field == "table.rides.data_set"
-    assert "without a unit" in caught.value.fix
-
-
-def test_a_fixed_budget_is_one() -> None:
-    tables = changed("dimension.epsilon.column", None)
-    tables["table"]["rides"]["dimension"]["epsilon"]["value"] = -1.0
-    with pytest.raises(UsageError, match="must be 0 to") as caught:
-        config_of(tables)
-    assert caught.value.field == "table.rides.dimension.epsilon.value"
-
-
-def test_a_table_without_budgets() -> None:
-    with pytest.raises(UsageError, match="must have one initial budget") as caught:
-        config_of(changed("dimension.epsilon", None))
-    assert caught.value.field == "table.rides.dimension"
+#: Entries that are put, or removed (``None``), one at a time.
+REFUSED: list[tuple[str, Any]] = [
+    ("nmae", "x"), ("path", None), ("path", "rides.txt"), ("path", "gs://rides/a.csv"),
+    ("path", "a\0.csv"), ("coordinates", ""), ("coordinates", "s3://x"),
+    ("record_id", {"column": "a", "type": "bytes"}),
+    ("record_id", {"column": "a", "type": "float"}),
+    ("regions", 0), ("unit_column", "user"), ("public", True), ("options", {"a": "b"}),
+    ("data_set", "other"),
+    *((f"dimension.pickup.{name}", value) for name, value in (
+        ("low", None), ("low", 7), ("low", "yesterday"), ("step", "0s"), ("grid", "90m"),
+        ("high", "2012-01-01T00:00:00Z"), ("type", "text"),
+    )),
+    *((f"dimension.longitude.{name}", value) for name, value in (
+        ("step", 0), ("step", 0.0007), ("values", ["a"]), ("missing", "drop"),
+        ("low", float("nan")),
+    )),
+    ("dimension.vendor.values", ["a", "a"]), ("dimension.vendor.values", None),
+    *((f"dimension.epsilon.{name}", value) for name, value in (
+        ("step", 1e-7), ("most", -1.0), ("most", float("inf")), ("missing", "point"),
+        ("value", 1.0), ("type", "integer"),
+    )),
+    ("dimension.epsilon", None), ("dimension.", {"type": "category", "values": ["a"]}),
+    ("quota.epsilon", -1.0), ("quota.analyst.eve", {"epsilon": -1.0}),
+    ("unlock.share", 2.0), ("unlock.start", "soon"),
+]  # fmt: skip
+REFUSED_OF_DATA_SET: list[tuple[str, Any]] = [
+    ("account.path", None), ("account.path", "mysql://x"), ("account.id", None),
+    ("account.id", "1"), ("account", None), ("insecure_test_secret", "00" * 32),
+    ("unit", {"name": "user"}),
+]  # fmt: skip
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_config(tmp_path)
-    for data, rule in ((b"\xff", "not TOML"), (b"#" * (MAX_FILE_BYTES + 1), "exceeds")):
-        (tmp_path / PROJECT_FILE).write_bytes(data)
-        with pytest.raises(UsageError, match=rule):
-            load_config(tmp_path)
+    calls: dict[str, Callable[[], object]] = {"no file": partial(load_config, tmp_path / "none")}
+    for name, data in {"no text": b"\xff", "too large": b"#" * (MAX_FILE_BYTES + 1)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / PROJECT_FILE).write_bytes(data)
+        calls[name] = partial(load_config, tmp_path / name)
+    config_at(tmp_path)
+    grid = ["table.rides.dimension.hour.grid=12"]
+    calls["no place"] = lambda: load_config(tmp_path, settings=grid)
+    table = config_at(tmp_path)
+    calls["no points"] = lambda: names.predicate(table, "noon", " --project shop")
+    calls["no name"] = lambda: names.check("a b")
+    for text in (
+        b"[",
+        b"[1]",
+        b'{"subspaces": {"a": 1}}',
+        b'{"a": {}}',
+        b'{"subspaces": {"\xff": ""}}',
+    ):
+        name = f"names of another form: {text!r}"
+        calls[name] = partial(_names_of, table, text)
+    check(Path(__file__).with_name("refusals_project.txt"), of_refusals(calls))
+
+
+def _names_of(config: Config, text: bytes) -> object:
+    names.file_of(config).write_bytes(text)
+    return names.read(config)
 
 
 def test_places_of_an_environment_and_of_settings(tmp_path: Path) -> None:
@@ -244,8 +224,6 @@ def test_places_of_an_environment_and_of_settings(tmp_path: Path) -> None:
     assert load_config(tmp_path, environment="prod").folder == tmp_path / "prod"
     config = load_config(tmp_path, "rides", settings=["table.rides.path=more.csv"])
     assert config.records == str(tmp_path / "more.csv")
-    with pytest.raises(UsageError, match="is not a place"):
-        load_config(tmp_path, settings=["table.rides.dimension.hour.grid=12"])
 
 
 def test_kinds_of_files() -> None:
@@ -256,3 +234,135 @@ def test_kinds_of_files() -> None:
 def test_codes_are_composed() -> None:
     config = config_of(changed("dimension.vendor.values", ["e\u0301"]))
     assert instance(config.table.dimensions[2], Category).codes == ("\u00e9",)
+
+
+TEXT = PROJECT.format(key="22" * 32, more="")
+LINE = 'account = { path = "ledger.db" }'
+assert LINE in TEXT
+
+
+def project(folder: Path, line: str = LINE, text: str = TEXT) -> Path:
+    """A project file whose data set has this line of its account."""
+    path = folder / PROJECT_FILE
+    path.write_text(text.replace(LINE, line))
+    return path
+
+
+def named(path: Path, *settings: str) -> tuple[Config, bool]:
+    return with_account(load_project(path, settings=settings), None)
+
+
+def test_the_id_is_written_into_the_file(tmp_path: Path) -> None:
+    path = project(tmp_path, f"{LINE}   # mine")
+    config, made = named(path)
+    assert made and read_history(config.account).created.unit.name == "record"
+    line = f'account = {{ path = "ledger.db", id = "{config.account.id}" }}'
+    assert path.read_text() == TEXT.replace(LINE, f"{line}   # mine")
+    again, made = named(path)
+    assert not made and again == config == load_config(path)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_data_set_without_the_line_gets_it(newline: str, tmp_path: Path) -> None:
+    path = project(tmp_path, "# no account yet")
+    path.write_bytes(path.read_text().replace("\n", newline).encode())
+    config, _ = named(path)
+    line = f'account = {{ path = "small.account.db", id = "{config.account.id}" }}'
+    text = TEXT.replace(LINE, f"# no account yet\n{line}").replace("\n", newline)
+    assert path.read_bytes() == text.encode()
+    assert Path(config.account.path) == tmp_path / "small.account.db"
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("line", "new"),
+    [
+        ('account.path = "ledger.db"  # here', 'account.path = "ledger.db"  # here\naccount.id = '),
+        ('[data_set.small.account]\npath = "ledger.db"', 'path = "ledger.db"\nid = '),
+        ('account = {path = "ledger.db"}', 'account = { path = "ledger.db", id = '),
+    ],
+)
+def test_every_form_of_the_line(line: str, new: str, tmp_path: Path) -> None:
+    path = project(tmp_path, line)
+    config, made = named(path)
+    assert made and f'{new}"{config.account.id}"' in path.read_text()
+    assert load_config(path) == config and named(path) == (config, False)
+
+
+def test_a_file_that_takes_no_line_says_what_to_add(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = project(tmp_path)
+    monkeypatch.setattr("dpstream.pipelines.session.account._with_line", lambda *_: TEXT)
+    with pytest.raises(UsageError) as caught:
+        named(path)
+    id_ = accounts.events(tmp_path / "ledger.db")[0].id  # type: ignore[union-attr]
+    assert caught.value.field == "data_set.small.account" and path.read_text() == TEXT
+    assert f'account = {{ path = "ledger.db", id = "{id_}" }}' in caught.value.fix
+
+
+def test_an_account_of_these_records_is_used(tmp_path: Path) -> None:
+    """One that a stopped process left, and one with charges: the path says which."""
+    path = project(tmp_path)
+    ledger = accounts.of_records(tmp_path / "ledger.db", "small")
+    for charges in (0, 1):
+        if charges:
+            ledger.charge(charge(1, kind="session"))
+        config, made = named(project(tmp_path))
+        assert made and config.account.id == accounts.ID == load_config(path).account.id
+    ledger.close()
+
+
+def test_an_account_that_is_refused(tmp_path: Path) -> None:
+    accounts.create(tmp_path / "shop.db", "small")
+    accounts.of_records(tmp_path / "rides.db", "rides").close()
+    path, place = project(tmp_path), "data_set.small.account.path"
+    (tmp_path / "made").mkdir()
+    made = project(tmp_path / "made")
+    (tmp_path / "made" / "small.table").mkdir()
+    (tmp_path / "made" / "small.table" / "manifest.json").write_text("{}")
+    (tmp_path / "no line").mkdir()
+    calls: dict[str, Callable[[], object]] = {
+        "no id": partial(load_config, path),
+        "no account": partial(load_config, project(tmp_path / "no line", "# no account yet")),
+        "of a unit": partial(named, path, f"{place}=shop.db"),
+        "of another data set": partial(named, path, f"{place}=rides.db"),
+        "of a table that has one": partial(named, made),
+    }
+    text = of_refusals(calls).replace(str(tmp_path), "FOLDER")
+    check(Path(__file__).with_name("refusals_account.txt"), text)
+    assert path.read_text() == TEXT and not [*tmp_path.rglob("ledger.db")]
+
+
+def test_an_account_in_another_place(tmp_path: Path) -> None:
+    """The id goes into the file, the path stays that of the option."""
+    path = project(tmp_path)
+    config, _ = named(path, "data_set.small.account.path=other.db")
+    assert Path(config.account.path) == tmp_path / "other.db"
+    assert f'account = {{ path = "ledger.db", id = "{config.account.id}" }}' in path.read_text()
+
+
+def test_names_are_kept(tmp_path: Path) -> None:
+    table = config_at(tmp_path)
+    assert names.read(table) == names.Names()
+    names.write(table, "night", "hour >= 22")
+    names.write(table, "day", "hour < 22")
+    names.write(table, "night", "hour >= 21")
+    names.write(table, "first", run_id="ab")
+    assert names.predicate(table, "night") == "hour >= 21"
+    assert sorted(names.read(table).subspaces) == ["day", "night"]
+    assert names.file_of(table) == tmp_path / "rides.names.json"
+    assert names.allotment(table, "first") == "ab" and names.allotment(table, "cd") == "cd"
+    names.check("night")
+
+
+def _write_some(table: Config, who: int) -> None:
+    for i in range(20):
+        names.write(table, f"n{who}_{i}", "hour >= 22")
+
+
+def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
+    table = config_at(tmp_path)
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        list(pool.map(_write_some, [table] * 3, range(3)))
+    assert len(names.read(table).subspaces) == 60

@@ -1,14 +1,33 @@
-"""The overview: what points have spent, at most and at least, and what is closed."""
+"""What is shown before and after asking: plans, the account, and boxes in words."""
 
 import contextlib
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.charging import ask, close
 from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.sessions.aggregates import (
+    COUNT,
+    Cells,
+    Question,
+    along,
+    average,
+    median,
+    quantiles,
+    sum_of,
+)
+from dpstream.pipelines.render.question_plan import session_text
+from dpstream.pipelines.session import plan as planning
+from dpstream.pipelines.session import sentences
+from dpstream.pipelines.session import union as unions
 from dpstream.pipelines.session.ask import close_before
 from dpstream.pipelines.session.overview import (
     PIXELS,
@@ -18,10 +37,108 @@ from dpstream.pipelines.session.overview import (
     overview,
     transcript,
 )
+from dpstream.pipelines.session.receipt import Answer, Header, answer_rows, answer_text
+from dpstream.pipelines.session.selection import predicate_of
+from dpstream.pipelines.session.sentences import (
+    figure_of,
+    ranges_of,
+    value_of,
+)
 from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.union import Union
 from dpstream.state.ledger.events import RegionCharge
-from tests.pipelines.session.people import DAY, PEOPLE, START, box
+from tests.golden.pinned import check, of_refusals
+from tests.pipelines.session.people import DAY, PEOPLE, START, box, random_boxes
 from tests.pipelines.session.small import config_at
+
+
+def plan_of(
+    session: Session, where: str, amount: float, *figures: Any, union: bool = False, **how: Any
+) -> Any:
+    request = session.where(where).request(figures or (COUNT,), amount, **how)
+    return planning.plan(session.open_table, request, union)
+
+
+def fields_of(session: Session, plan: Any) -> dict[str, Any]:
+    """The plan as values for JSON."""
+    return planning.as_builtins(session.open_table.space, plan)
+
+
+def lines_of(session: Session, plan: Any) -> list[str]:
+    """The plan as text."""
+    return session_text(fields_of(session, plan)).splitlines()
+
+
+def test_a_plan_spends_and_reads_nothing(session: Session) -> None:
+    def never() -> None:
+        raise AssertionError("a record was read")
+
+    session.open_table.scan = never  # type: ignore[assignment,method-assign]
+    plan = plan_of(session, "epsilon >= 1", 0.5, COUNT, average("b"), median("b"))
+    assert plan.decision.accepted and len(plan.errors) == 3 and plan.answered == ""
+    assert (plan.regions, plan.after) == (1, 2) and session.open_table.account.history() == []
+    fields = fields_of(session, plan)
+    assert fields["errors"][0]["within"] > fields["errors"][0]["sd"] > 0
+    text = "\n".join(lines_of(session, plan))
+    assert "records of rank" in text and "/ records" in text and "epsilon 0.5" in text
+
+
+def test_the_error_is_that_of_the_answer(session: Session) -> None:
+    plan = plan_of(session, "epsilon >= 1", 0.5)
+    answer = session.where("epsilon >= 1").count(0.5)
+    assert answer.sd == pytest.approx(plan.errors[0].sd[0])
+
+
+def test_a_refusal_is_foreseen(session: Session) -> None:
+    plan = plan_of(session, "a = 0", 0.5)
+    assert not plan.decision.accepted and plan.errors == []
+    assert plan.enough == "epsilon >= 0.5" and any(
+        plan.enough in line for line in lines_of(session, plan)
+    )
+    assert plan_of(session, f"a = 0 AND {plan.enough}", 0.5).decision.accepted
+    dropped = plan_of(session, "a = 0", 0.5, drop=True)
+    assert dropped.decision.accepted and any("Dropped" in s for s in lines_of(session, dropped))
+
+
+def test_what_is_free_is_said(session: Session) -> None:
+    rich = session.where("epsilon >= 1")
+    rich.histogram("a", 0.5)
+    plan = plan_of(session, "epsilon >= 1", 0.25, union=True)
+    assert plan.union is not None and plan.union.parts == 4 and not plan.answered
+    rich.count(0.25)
+    assert plan_of(session, "epsilon >= 1", 0.25).answered
+    text = "\n".join(lines_of(session, plan_of(session, "epsilon >= 1", 0.25, union=True)))
+    assert "asking it again is free" in text and "--union" in text
+
+
+def test_a_plan_decodes_no_answer_unless_a_union_is_asked(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.where("epsilon >= 1").histogram("a", 0.5)
+    decoded: list[object] = []
+    monkeypatch.setattr(unions, "decoded", lambda *given: decoded.append(given))
+    plan = plan_of(session, "epsilon >= 1", 0.25)
+    assert plan.decision.accepted and plan.union is None and not plan.searched and not decoded
+    assert fields_of(session, plan)["union_searched"] is False
+    with pytest.raises(AttributeError):  # the check can fail: this one decodes
+        plan_of(session, "epsilon >= 1", 0.25, union=True)
+    assert decoded
+
+
+def test_a_search_without_a_result_says_so(session: Session) -> None:
+    session.where("epsilon >= 1 AND a < 2").count(0.25)
+    plan = plan_of(session, "epsilon >= 1", 0.25, union=True)
+    assert plan.searched and plan.union is None
+    assert len(lines_of(session, plan)) == 1 + len(
+        lines_of(session, plan_of(session, "epsilon >= 1", 0.25))
+    )
+
+
+def test_what_cover_wastes_is_said(session: Session) -> None:
+    plan = plan_of(session, "a = 0 AND epsilon >= 1", 0.5, cover=("a",))
+    assert plan.waste == pytest.approx(4)
+    assert any("4 times what is asked" in line for line in lines_of(session, plan))
+
 
 QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
 
@@ -50,8 +167,6 @@ def test_what_is_left(tmp_path: Path) -> None:
             "epsilon"
         ]
         assert closed["most_spent"] == 0 and closed["closed_boxes"] == 1
-        with pytest.raises(UsageError, match="true nowhere"):
-            overview(session.open_table, session.where("a < 0").selection)
 
 
 SPACE = PEOPLE.space
@@ -114,14 +229,21 @@ def test_a_part_of_the_space() -> None:
     assert heat.left.shape == (2, 20) and (heat.left == 4).all()
 
 
-def test_what_is_no_map() -> None:
+def test_what_is_refused(session: Session) -> None:
     spent, _ = charged()
-    with pytest.raises(UsageError, match="two dimensions"):
-        heat_map(spent, "age", "age")
-    with pytest.raises(UsageError, match="no dimension 'nothing'"):
-        heat_map(spent, "age", "nothing")
-    with pytest.raises(UsageError, match="--epsilon"):
-        heat_map(spent, "age", "weight", 5_000_000)
+    figures = ("", "count()", "count(x)", "sum", "sum()", "sum(a, b)", "max(a)", "quantiles(a)",
+               "quantiles(a, b)", "sum(a", "avg(fare)", "mean(fare)", "averge(fare)")  # fmt: skip
+    cells = (["age=a"], ["age=x"], ["age", "age=3"], ["nothing"], ["age=-1"])
+    nobody = session.where("a < 0").selection
+    calls: dict[str, Callable[[], object]] = {
+        **{f"figure {text!r}": partial(figure_of, text) for text in figures},
+        **{f"cells {texts}": partial(ranges_of, SPACE, texts) for texts in cells},
+        "one dimension": lambda: heat_map(spent, "age", "age"),
+        "no dimension": lambda: heat_map(spent, "age", "nothing"),
+        "no initial budget": lambda: heat_map(spent, "age", "weight", 5_000_000),
+        "nobody": lambda: overview(session.open_table, nobody),
+    }
+    check(Path(__file__).with_name("refusals_overview.txt"), of_refusals(calls))
 
 
 def test_spending_over_time() -> None:
@@ -172,3 +294,89 @@ def test_every_entry_is_what_it_is(tmp_path: Path) -> None:
     assert lines[2].allotment == lines[1].run_id and lines[0].allotment == ""
     assert bool(lines[0].answered) and not lines[1].answered and not lines[4].answered
     assert lines[0].as_dict()["amount"] == 0.5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_box_in_words_is_the_box(seed: int) -> None:
+    one = random_boxes(seed)
+    text = sentences.box(SPACE, one[0])
+    assert (
+        predicate_of("" if text == sentences.EVERYTHING else text, SPACE).boxes().tolist()
+        == one.tolist()
+    )
+
+
+def test_some_boxes_as_people_read_them() -> None:
+    assert sentences.box(SPACE, SPACE.everything[0]) == "everything"
+    assert sentences.box(SPACE, box(age=(10, 20), weight=(None, 80.5))[0]) == (
+        "age >= 10 AND age < 20 AND weight < 80.5"
+    )
+    assert sentences.box(SPACE, box(arrived=(START + DAY, None))[0]) == (
+        "arrived >= '2013-01-02T00:00:00Z'"
+    )
+    missing = SPACE.everything[0].copy()
+    missing[0] = 100, 101
+    missing[1] = 1, 2
+    assert sentences.box(SPACE, missing) == "age IS NULL AND smoker = 'yes'"
+    many = np.concatenate([box(age=(n, n + 1)) for n in range(10)])
+    assert sentences.boxes(SPACE, many)[-2:] == ["age = 7", "... and 2 more"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(Fraction(1, 10), "0.1"), (Fraction(-5, 4), "-1.25"), (Fraction(7), "7"),
+     (Fraction(3, 1000), "0.003"), (Fraction(12345678, 10**6), "12.345678")],
+)  # fmt: skip
+def test_decimals_are_exact(number: Fraction, text: str) -> None:
+    assert sentences.decimal(number) == text
+
+
+def test_amounts_and_questions() -> None:
+    assert (sentences.amount(1), sentences.amount(2_500_000)) == ("0.000001", "2.5")
+    question = Question(kind="epsilon", amount=1, aggregates=(COUNT, sum_of("age"), median("age")),
+                        cells=Cells((along(SPACE, "smoker"),)))  # fmt: skip
+    assert sentences.question(question) == "count, sum(age), quantiles(age, 0.5) by smoker (2)"
+
+
+def test_figures() -> None:
+    assert figure_of(" count ") == COUNT and figure_of("average( fare )") == average("fare")
+    assert figure_of("median(fare)") == median("fare")
+    assert figure_of("quantiles(fare, 0.25, .75)") == quantiles("fare", [0.25, 0.75])
+
+
+def test_ranges() -> None:
+    space = PEOPLE.space
+    assert ranges_of(space, ["smoker", "age=4", "weight=0, 50,100"]) == {
+        "smoker": None, "age": 4, "weight": ["0", "50", "100"],
+    }  # fmt: skip
+    assert value_of(space, "arrived", "2013-01-01T00:00:00Z") == START
+
+
+def test_answers_as_tables() -> None:
+    table = pa.table({
+        "smoker": ["no", None], "count": [3.0, -1234.5], "count_sd": [1.0, 1.0],
+        "count_low": [1.0, -1240.0], "count_high": [5.0, None],
+    })  # fmt: skip
+    question = Question(kind="epsilon", amount=1)
+    header = Header(run_id="ab", plan_hash="12", table="cd", where="", question=question)
+    answer = Answer(header, table, b"", "", True, False)
+    assert answer_text(answer).splitlines() == [
+        "smoker     count", "------  --------", "no          3 ±2", "NULL    -1,234.5",
+    ]  # fmt: skip
+    assert answer_rows(answer)[1] == {  # as of SQL
+        "values": {"smoker": None, "count": -1234.5},
+        "intervals": {"count": {"sd": 1.0, "noise_low": -1240.0, "noise_high": None}},
+    }
+
+
+def test_unions_in_words() -> None:
+    union = Union(10.0, 1.0, 8.0, 12.0, 3, ("a",), "2024", "2025")
+    assert union.text == "10 ±2, of 3 parts answered 2024 to 2025"
+
+
+def test_a_column_of_steps_is_told_with_its_figures() -> None:
+    aggregates = (COUNT, average("weight"), median("weight"), average("age"))
+    question = Question(kind="epsilon", amount=1, aggregates=aggregates)
+    [line] = sentences.rounding_of(SPACE, question)
+    assert line.startswith("weight ") and "0.5" in line
+    assert sentences.rounding_of(SPACE, Question(kind="epsilon", amount=1)) == []

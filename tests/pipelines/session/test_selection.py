@@ -8,6 +8,8 @@ import random
 import zlib
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -23,6 +25,7 @@ from dpstream.accounting.regions.spent import Spent, untouched
 from dpstream.pipelines.session import selection
 from dpstream.pipelines.session.conditions import NEGATED
 from dpstream.pipelines.session.selection import Selection, common, predicate_of
+from tests.golden.pinned import check, of_refusals
 from tests.lanes import few_first
 from tests.pipelines.session import people
 
@@ -121,7 +124,7 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         yield db
 
 
-def check(db: duckdb.DuckDBPyConnection, text: str) -> int:
+def agree(db: duckdb.DuckDBPyConnection, text: str) -> int:
     """Every point agrees with DuckDB; how many are in the boxes."""
     boxes = boxes_of(text, SPACE, VIEWS)
     counts = within(boxes, every_point())
@@ -225,7 +228,7 @@ hour = -1
 def test_a_point_is_in_the_boxes_if_the_predicate_is_true(
     database: duckdb.DuckDBPyConnection, text: str
 ) -> None:
-    check(database, text)
+    agree(database, text)
 
 
 def grown(rng: random.Random, depth: int) -> str:
@@ -263,7 +266,7 @@ def grown(rng: random.Random, depth: int) -> str:
 
 def test_random_predicates_agree_with_duckdb(database: duckdb.DuckDBPyConnection) -> None:
     rng = random.Random(17)
-    sizes = [check(database, grown(rng, rng.randint(1, 4))) for _ in range(150)]
+    sizes = [agree(database, grown(rng, rng.randint(1, 4))) for _ in range(150)]
     assert len(set(sizes)) > 25  # not all of them trivial
 
 
@@ -273,74 +276,85 @@ def test_two_valued_logic_would_be_noticed(
     """A negation that takes the missing coordinate with it."""
     monkeypatch.setattr(selection, "NEGATED", NEGATED | {"=": "<="})
     with pytest.raises(AssertionError):
-        check(database, "NOT hour = 0")
+        agree(database, "NOT hour = 0")
 
 
-REFUSED = {
-    "price = 1": "names no dimension",
-    "hour": "is no predicate",
-    "hour = hour": "is no number",
-    "hour + 1 = 2": "something else than a dimension",
-    "1 = 1": "something else than a dimension",
-    "rides.hour = 1": "something else than a dimension",
-    "abs(hour) = 1": "something else than a dimension",
-    "hour LIKE 'a'": "is no predicate",
-    "hour IS TRUE": "is no predicate",
-    "hour IS DISTINCT FROM 1": "is no predicate",
-    "hour IN (SELECT 1)": "is no predicate",
-    "hour IN ()": "empty list",
-    "hour = 1; hour = 2": "is no predicate",
-    "hour = 1;": "is no predicate",
-    "hour = 1 -- AND x < 0.5": "is no predicate",
-    "-- hour = 1": "is no predicate",
-    "/* hour = 1 */": "is no predicate",
-    "! (hour = 1)": "is no predicate",
-    "(, hour = 1)": "is no predicate",
-    "hour IN (, 1)": "is no predicate",
-    "hour IN (1, , 2)": "is no predicate",
-    "hour IN (1,)": "is no predicate",
-    "hour BETWEEN 0 1": "is no predicate",
-    "(hour = 1": "is no predicate",
-    "hour = 1)": "is no predicate",
-    "+ FALSE": "is no predicate",
-    "hour ISNULL": "is no predicate",
-    "hour = 1 AS x": "is no predicate",
-    "hour = 1::INT": "is no",
-    "day < '2024-01-02'::TIMESTAMP": "is no predicate",
-    "IN = NULL": "names no dimension",
-    "price = NULL": "names no dimension",
-    "price IN (NULL)": "names no dimension",
-    "hour NOT IN (NULL, 'a')": "is no number",
-    '"hour".x = 1': "something else than a dimension",
-    "hour = ?": "is no number",
-    "hour = 1e70": "is no number",
-    "hour = 1e999999999": "is no number",
-    "hour = '1'": "is no number",
-    "hour BETWEEN SYMMETRIC 1 AND 0": "is no predicate",
-    "hour =": "is no predicate",
-    "SELECT 1": "is no predicate",
-    "x = 0.5": "x can only be compared by < and >=",
-    "x <= 1.0": "x can only be compared by < and >=",
-    "x > 0": "x can only be compared by < and >=",
-    "x IN (0.5)": "x can only be compared by < and >=",
-    "x BETWEEN 0 AND 1": "x can only be compared by < and >=",
-    "x < 0.3": "x is cut between two lines",
-    "day <= '2024-01-02'": "day can only be compared by < and >=",
-    "day < '2024-01-02T01:00:00Z'": "day is cut between two lines",
-    "day < '2024-13-02'": "is no instant",
-    "day < 5": "is no instant",
-    "vendor = 'zzz'": "Vendor has no such code",
-    "vendor = 5": "is no text",
-    "consumed_epsilon < 'a'": "is no number",
-    '"consumed_epsilon" < 1': "names no dimension",
-}
+REFUSED = [
+    "price = 1",
+    "hour",
+    "hour = hour",
+    "hour + 1 = 2",
+    "1 = 1",
+    "rides.hour = 1",
+    "abs(hour) = 1",
+    "hour LIKE 'a'",
+    "hour IS TRUE",
+    "hour IS DISTINCT FROM 1",
+    "hour IN (SELECT 1)",
+    "hour IN ()",
+    "hour = 1; hour = 2",
+    "hour = 1;",
+    "hour = 1 -- AND x < 0.5",
+    "-- hour = 1",
+    "/* hour = 1 */",
+    "! (hour = 1)",
+    "(, hour = 1)",
+    "hour IN (, 1)",
+    "hour IN (1, , 2)",
+    "hour IN (1,)",
+    "hour BETWEEN 0 1",
+    "(hour = 1",
+    "hour = 1)",
+    "+ FALSE",
+    "hour ISNULL",
+    "hour = 1 AS x",
+    "hour = 1::INT",
+    "day < '2024-01-02'::TIMESTAMP",
+    "IN = NULL",
+    "price = NULL",
+    "price IN (NULL)",
+    "hour NOT IN (NULL, 'a')",
+    '"hour".x = 1',
+    "hour = ?",
+    "hour = 1e70",
+    "hour = 1e999999999",
+    "hour = '1'",
+    "hour BETWEEN SYMMETRIC 1 AND 0",
+    "hour =",
+    "SELECT 1",
+    "x = 0.5",
+    "x <= 1.0",
+    "x > 0",
+    "x IN (0.5)",
+    "x BETWEEN 0 AND 1",
+    "x < 0.3",
+    "day <= '2024-01-02'",
+    "day < '2024-01-02T01:00:00Z'",
+    "day < '2024-13-02'",
+    "day < 5",
+    "vendor = 'zzz'",
+    "vendor = 5",
+    "consumed_epsilon < 'a'",
+    '"consumed_epsilon" < 1',
+    "hours = 1",
+    "hour = 1 AND\n  price = 2",
+    *(text.replace("SECRET", "secret7") for text in (
+        "vendor = 'SECRET'", "hour = 'SECRET'", "day < 'SECRET'", 'vendor = "SECRET"',
+        '"SECRET" = 1', "f(SECRET)", "hour = 1 SECRET 'SECRET", "x < 0.7777",
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_no_boxes_could_mean_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(UsageError, match=REFUSED[text]) as caught:
-        predicate_of(text, SPACE)
-    assert caught.value.field.startswith("where, line 1, column ")
+def test_what_no_boxes_could_mean_is_refused_with_its_place() -> None:
+    """And with no value that was written."""
+    calls = {text: partial(predicate_of, text, SPACE) for text in REFUSED}
+    calls["a budget that records do not have"] = partial(
+        predicate_of, "consumed_rho < 1", Space(SPACE.dimensions[:5])
+    )
+    text = of_refusals(calls)
+    refusals = "".join(line for line in text.splitlines(True) if not line.startswith("=="))
+    assert "secret7" not in refusals.replace("f(secret7)", "") and "0.7777" not in refusals
+    check(Path(__file__).with_name("refusals_predicates.txt"), text)
 
 
 @pytest.mark.slow
@@ -348,7 +362,7 @@ def test_what_no_boxes_could_mean_is_refused_with_its_place(text: str) -> None:
 def test_many_random_predicates(database: duckdb.DuckDBPyConnection, seed: int) -> None:
     rng = random.Random(f"many {seed}")
     for _ in range(500):
-        check(database, grown(rng, rng.randint(1, 5)))
+        agree(database, grown(rng, rng.randint(1, 5)))
 
 
 WORDS = """hour x vendor eps consumed_epsilon remaining_rho day 0 1 0.5 -1 'a' 'b' NULL TRUE FALSE
@@ -377,32 +391,9 @@ def test_whatever_is_taken_means_in_duckdb_what_it_means_here(
         except UsageError:
             continue
         if text:
-            check(database, text)
+            agree(database, text)
             taken += 1
     assert taken > 15
-
-
-@pytest.mark.parametrize(
-    "text", ["vendor = 'secret7'", "hour = 'secret7'", "day < 'secret7'",
-             'vendor = "secret7"', '"secret7" = 1',
-             "f(secret7)", "hour = 1 secret7 'secret7", "x < 0.7777"]
-)  # fmt: skip
-def test_a_refusal_quotes_no_value(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        predicate_of(text, SPACE)
-    assert "secret7" not in str(caught.value) and "0.7777" not in str(caught.value)
-
-
-def test_a_wrong_name_is_quoted_with_the_nearest_ones() -> None:
-    with pytest.raises(UsageError, match=r"'hours'.*did you mean 'hour'") as one:
-        predicate_of("hours = 1", SPACE)
-    assert all(dimension.name in one.value.fix for dimension in SPACE.dimensions)
-
-
-def test_the_place_is_that_of_the_comparison() -> None:
-    with pytest.raises(UsageError) as caught:
-        predicate_of("hour = 1 AND\n  price = 2", SPACE)
-    assert caught.value.field == "where, line 2, column 3"
 
 
 def test_an_empty_text_is_true_everywhere() -> None:
@@ -414,12 +405,6 @@ def test_kinds_of_consumption_are_known_before_it_is() -> None:
     assert predicate_of("NOT (hour = 1 OR remaining_rho > 1)", SPACE).kinds == {"rho"}
     both = predicate_of("consumed_epsilon < 1 AND remaining_rho > 1", SPACE)
     assert both.kinds == {"epsilon", "rho"}
-
-
-def test_consumption_of_a_budget_that_records_do_not_have() -> None:
-    space = Space(SPACE.dimensions[:5])
-    with pytest.raises(UsageError, match="of a kind that records do not have"):
-        predicate_of("consumed_rho < 1", space)
 
 
 WIDE = Space(
@@ -450,7 +435,7 @@ WIDE = Space(
          "million boxes", "40,000 boxes"],
 )  # fmt: skip
 def test_hostile_predicates_are_refused_soon(text: str) -> None:
-    with pytest.raises(UsageError, match=r"where"):
+    with pytest.raises(UsageError):
         boxes_of(text, WIDE)
 
 
@@ -535,7 +520,7 @@ def test_what_is_joined_is_nested_as_deep_as_one_text_may_be() -> None:
     for _ in range(49):
         joined = joined.where("age >= 10")
     assert joined.boxes()[:, 0].tolist() == [[10, 50]]
-    with pytest.raises(UsageError, match="nested deeper than 50"):
+    with pytest.raises(UsageError):
         joined.where("age >= 10")
 
 

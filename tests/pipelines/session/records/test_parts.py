@@ -1,7 +1,10 @@
-"""Files of a table: digests, manifests, locks and what is swept."""
+"""Parts of a table, and the manifest of each version."""
 
+import contextlib
 import hashlib
-import os
+import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import RunError
+from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.regions.space import Budget, Integer
+from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session.records import parts
+from dpstream.pipelines.session.records.manifest import (
+    MANIFEST,
+    Manifest,
+    Part,
+    check_account,
+    commit,
+    read_manifest,
+    refuse_table,
+)
 from dpstream.pipelines.session.records.parts import (
     budgets_of,
     checked_paths,
@@ -24,7 +38,81 @@ from dpstream.pipelines.session.records.parts import (
     writing,
 )
 from dpstream.state import locks
-from tests.pipelines.session.records.test_manifest import TABLE, manifest, table
+from tests import accounts
+from tests.golden.pinned import check, of_refusals
+
+ID = "1d" * 8
+
+
+def table(high: int = 9) -> SessionTable:
+    dimensions = (Integer(name="a", low=0, high=high, missing="point"), Budget(name="e", most=1.0))
+    return SessionTable(name="small", dimensions=dimensions)
+
+
+TABLE = table()
+
+
+def manifest(*parts: Part, version: int = 1) -> Manifest:
+    return Manifest(1, ID, TABLE.digest, version, "string", "00" * 32, parts)
+
+
+def test_a_manifest_is_whole_or_refused(tmp_path: Path) -> None:
+    part_manifest = manifest(Part("ab", 3, True))
+    commit(tmp_path, part_manifest)
+    assert read_manifest(tmp_path, TABLE) == part_manifest
+    data = (tmp_path / MANIFEST).read_bytes()
+    flipped = [
+        data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+        for at, bit in itertools.product(range(len(data)), (1, 0x80))  # the second is no UTF-8
+    ]
+    for damaged in [*flipped, *(data[:size] for size in range(0, len(data), 9))]:
+        (tmp_path / MANIFEST).write_bytes(damaged)
+        with pytest.raises(RunError):
+            read_manifest(tmp_path, TABLE)
+
+
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {name: tmp_path / name for name in ("empty", "other", "form", "part", "no part")}
+    for folder in folders.values():
+        folder.mkdir()
+    commit(folders["other"], manifest())
+    commit(folders["form"], Manifest(2, ID, TABLE.digest, 1, None, None, ()))
+    changed, gone = (write_part(folders[name], rows(), True) for name in ("part", "no part"))
+    (folders["part"] / changed.name).write_bytes(b"none")
+    (folders["no part"] / gone.name).unlink()
+    (tmp_path / "file").touch()
+    calls: dict[str, Callable[[], object]] = {
+        "no table": partial(read_manifest, folders["empty"], TABLE),
+        "another table": partial(read_manifest, folders["other"], table(8)),
+        "another form": partial(read_manifest, folders["form"], TABLE),
+        "a part that was changed": partial(read_part, folders["part"], changed),
+        "a part that is gone": partial(checked_paths, folders["no part"], [gone]),
+        "a file in the folder's place": lambda: writing(tmp_path / "file").__enter__(),
+        "no folder": lambda: reading(tmp_path / "absent").__enter__(),
+    }
+    text = of_refusals(calls)
+    monkeypatch.setattr(locks, "held", lambda path: contextlib.nullcontext(False))
+    text += "\n" + of_refusals({"no locks": lambda: writing(tmp_path).__enter__()})
+    check(Path(__file__).with_name("refusals_parts.txt"), text.replace(str(tmp_path), "FOLDER"))
+
+
+def test_one_that_is_made_finds_no_table(tmp_path: Path) -> None:
+    refuse_table(tmp_path, "t")
+    commit(tmp_path, manifest())
+    with pytest.raises(PolicyError):
+        refuse_table(tmp_path, "t")
+
+
+def test_a_table_has_one_account(tmp_path: Path) -> None:
+    own = accounts.of_records(tmp_path / "own.db")
+    with pytest.raises(PolicyError) as caught:
+        check_account(manifest(), own.history())
+    assert caught.value.field == "table.coordinates"
+    assert ID in caught.value.rule and accounts.ID in caught.value.rule
+    own.name_table(ID)
+    check_account(manifest(version=7), own.history())
+    own.close()
+
 
 SCHEMA = schema_of(TABLE.space, named=True)
 
@@ -82,13 +170,11 @@ def test_every_byte_of_a_part_counts(tmp_path: Path) -> None:
     part = write_part(tmp_path, rows(), True)
     path = tmp_path / part.name
     data = path.read_bytes()
-    for at in range(0, len(data), 7):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-        with pytest.raises(RunError, match="not as it was written"):
+    flipped = [data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :] for at in range(0, len(data), 7)]
+    for damaged in [*flipped, data[:-1]]:
+        path.write_bytes(damaged)
+        with pytest.raises(RunError):
             checked_paths(tmp_path, [part])
-    path.write_bytes(data[:-1])
-    with pytest.raises(RunError, match="not as it was written"):
-        checked_paths(tmp_path, [part])
     path.write_bytes(data)
     assert checked_paths(tmp_path, [part])
 
@@ -117,32 +203,6 @@ def test_what_no_version_names_is_swept_when_nobody_reads(tmp_path: Path) -> Non
 def test_nobody_has_read_yet(tmp_path: Path) -> None:
     old = write_part(tmp_path, rows(), True)
     assert tidy(tmp_path, manifest()) and not (tmp_path / old.name).exists()
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"), writing(tmp_path / "file"):
-        pass
-    with pytest.raises(RunError, match="holds no table"), reading(tmp_path / "absent"):
-        pass
-
-
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import contextlib
-
-    monkeypatch.setattr(locks, "held", lambda path: contextlib.nullcontext(False))
-    with pytest.raises(RunError, match="without locks"), writing(tmp_path):
-        pass
-
-
-def test_a_part_that_cannot_be_read(tmp_path: Path) -> None:
-    part = write_part(tmp_path, rows(), True)
-    (tmp_path / part.name).write_bytes(b"none")
-    with pytest.raises(RunError, match="not as it was written"):
-        read_part(tmp_path, part)
-    os.unlink(tmp_path / part.name)
-    with pytest.raises(RunError, match="cannot be read"):
-        checked_paths(tmp_path, [part])
 
 
 def test_row_groups_know_their_bounds(tmp_path: Path) -> None:

@@ -1,0 +1,16 @@
+"""A session of a small table, for each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.pipelines.session.session import Session
+from tests.pipelines.session.small import config_at
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """Alice's, of six usable records; its files are in ``tmp_path``."""
+    with Session(config_at(tmp_path), analyst="alice") as session:
+        yield session
