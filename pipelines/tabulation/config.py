@@ -258,26 +258,30 @@ def _check(values: dict[str, Any], program: str, faults: Faults) -> None:
         ),
     )
     if program == "p":
-        fraction, chance = values[_FRACTION], values["zero_suppression_chance"]
-        faults.check(
-            (
-                fraction is not None and not 0 < fraction < 1,
-                _FRACTION,
-                "is not between 0 and 1",
-                "correct it",
-            ),
-            (
-                chance is not None and not 0 <= chance < 1,
-                "zero_suppression_chance",
-                "is not at least 0 and below 1",
-                "correct it",
-            ),
-        )
+        _check_p(values, faults)
     for table in TABLES[program]:
         prefix, thresholds = names_of(program)[table.name]
         for level in _LEVELS:
             _check_budget(values, f"{prefix}_{level.name}", faults)
         _check_thresholds(values, thresholds, len(table.details) - 1, table.name, faults)
+
+
+def _check_p(values: dict[str, Any], faults: Faults) -> None:
+    fraction, chance = values[_FRACTION], values["zero_suppression_chance"]
+    faults.check(
+        (
+            fraction is not None and not 0 < fraction < 1,
+            _FRACTION,
+            "is not between 0 and 1",
+            "correct it",
+        ),
+        (
+            chance is not None and not 0 <= chance < 1,
+            "zero_suppression_chance",
+            "is not at least 0 and below 1",
+            "correct it",
+        ),
+    )
 
 
 def _check_budget(values: dict[str, Any], name: str, faults: Faults) -> None:

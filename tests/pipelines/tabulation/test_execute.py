@@ -114,7 +114,7 @@ def test_what_is_refused_is_not_charged(made: Office, spoilt: Office, tmp_path: 
     shutil.rmtree(gone / "ledger.db.answers")
     spoilt.configure(max_race_codes=9)
     other = order(made, out, ledger=place)._replace(secret=SecretSource(None, "1f" * 32))
-    new, kept = tmp_path / "new", {p: p.read_bytes() for p in tmp_path.rglob("*.csv")}
+    new, before = tmp_path / "new", {p: p.read_bytes() for p in tmp_path.rglob("*.csv")}
     calls: dict[str, Callable[[], object]] = {
         "fresh where tables are": lambda: executed(made, out, ledger=place, fresh=True),
         "fresh without an account": lambda: executed(made, alone, fresh=True),
@@ -131,7 +131,7 @@ def test_what_is_refused_is_not_charged(made: Office, spoilt: Office, tmp_path: 
     }  # fmt: skip
     check(Path(__file__).with_name("refusals_execute.txt"), of_refusals(calls))
     assert [len(charges(folder)) for folder in (tmp_path, tmp_path / "poor", gone)] == [1, 0, 1]
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*.csv")} == kept
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.csv")} == before
     assert not new.exists() and left_over(tmp_path) == []
     path.write_bytes(was)
     assert not executed(made, damaged).drawn
