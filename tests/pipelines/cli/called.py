@@ -21,16 +21,6 @@ def printed(text: str) -> dict[str, Any]:
     return fields
 
 
-def examples_of(*command: str) -> list[str]:
-    """The examples of a command's help, each a line that begins with the command itself."""
-    outcome = call(*command, "--help")
-    assert outcome.exit_code == 0, outcome.output
-    lines = outcome.output.partition("Examples:")[2].splitlines()
-    examples = [line.strip() for line in lines if line.strip().startswith("dpstream ")]
-    assert examples and all(line.startswith(" ".join(("dpstream", *command))) for line in examples)
-    return examples
-
-
 def refused(*args: str | Path, code: int = 2) -> str:
     """What a refusal says."""
     result = call(*args)

@@ -14,7 +14,7 @@ import pytest
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.ledger.open import read_history
 from tests import accounts
-from tests.pipelines.cli.called import call, examples_of, printed, refused
+from tests.pipelines.cli.called import call, printed, refused
 from tests.pipelines.jobs.test_charging import job
 
 CREATE = (
@@ -29,12 +29,6 @@ CREATE = (
     "--delta",
     "1e-6",
 )
-
-
-def test_examples() -> None:
-    assert len(examples_of("account", "show")) == 4
-    assert len(examples_of("account", "create")) == 2
-    assert len(examples_of("account", "limit")) == 2
 
 
 def test_an_account_is_made_and_can_be_named(tmp_path: Path) -> None:
@@ -146,10 +140,6 @@ def test_options_of_the_project_file_do_not_go_with_a_path(tmp_path: Path) -> No
     accounts.create(path, "b")
     for option in (("--env", "live"), ("--set", "data_set.b.secret=x"), ("--project", "p.toml")):
         assert "--env" in refused("account", "show", path, *option)
-
-
-def test_each_command_has_examples() -> None:
-    assert examples_of("secret", "new") and examples_of("secret", "check")
 
 
 def test_a_new_key_is_the_owners_alone(tmp_path: Path) -> None:

@@ -202,9 +202,3 @@ def test_what_is_wrong_is_named(
     assert done.exit_code in (2, 3), done.output
     assert field in printed(done.stderr.splitlines()[-1])["field"]
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("command", ["", "validate", "plan", "execute"])
-def test_help(command: str) -> None:
-    done = _run(*command.split(), "--help")
-    assert done.exit_code == 0 and ("Examples" in done.stdout) == bool(command)

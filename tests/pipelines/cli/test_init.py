@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.pipelines.cli.main import cli
-from tests.pipelines.cli.called import call, examples_of, printed, refused
+from tests.pipelines.cli.called import call, printed, refused
 from tests.pipelines.drafting import FLAGS, SECRET, commits
 
 
@@ -19,10 +19,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in the current folder."""
     monkeypatch.chdir(tmp_path)
     return commits(Path("commits.parquet"))
-
-
-def test_it_has_examples() -> None:
-    assert examples_of("init")
 
 
 def test_a_job_that_plans_as_it_stands(data: Path) -> None:

@@ -2,13 +2,13 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +20,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job
+from tests.golden.pinned import check, of_cases
 from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.mistakes import visits
 from tests.written import read_dead_letters
@@ -38,14 +39,6 @@ def keep_logging() -> Iterator[None]:
 
 def call(*args: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(a) for a in args])
-
-
-def golden(name: str, text: str) -> None:
-    """Compare with a golden file; ``REWRITE=1`` writes it."""
-    path = GOLDEN / name
-    if os.environ.get("REWRITE"):
-        path.write_text(text, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == text
 
 
 def edit(job: Job, old: str, new: str) -> Path:
@@ -87,7 +80,7 @@ def test_errors_of_project_files(make_job: MakeJob) -> None:
         assert result.exit_code in (2, 3)
         assert result.stdout == "" and result.stderr.count("\n") == 1
         blocks.append(f"{old.strip()!r} -> {new!r}: exit {result.exit_code}\n  {result.stderr}")
-    golden("job_errors.txt", "\n".join(blocks))
+    check(GOLDEN / "job_errors.txt", "\n".join(blocks))
 
 
 def test_errors_for_machines(make_job: MakeJob) -> None:
@@ -135,22 +128,25 @@ def test_exit_codes_andsilence(
     assert [line.split()[0] for line in before if line] == ["Project", "Account"][: not flags and 2]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("plan",),
-        ("run",),
-        ("report",),
-        ("choose",),
-        ("secret", "new"),
-        ("doctor",),
-    ],
-)
-def test_help_has_examples(command: tuple[str, ...]) -> None:
-    result = call(*command, "--help")
-    assert result.exit_code == 0
-    assert "Examples:" in result.stdout and "\n    dpstream " in result.stdout
+def test_help_is_as_recorded() -> None:
+    """No description of a command is cut off, and its first example begins with its name."""
+    texts = {}
+    waiting: list[tuple[tuple[str, ...], click.Command]] = [((), cli)]
+    while waiting:
+        words, command = waiting.pop(0)
+        options = {"terminal_width": 80, "prog_name": "dpstream"}
+        result = CliRunner().invoke(cli, [*words, "--help"], **options)  # type: ignore[arg-type]
+        assert result.exit_code == 0
+        name = " ".join(("dpstream", *words))
+        texts[name] = result.stdout
+        if isinstance(command, click.Group):
+            assert "..." not in result.stdout.partition("Commands:")[2]
+            waiting += [((*words, each), command.commands[each]) for each in command.commands]
+            continue
+        lines = [line.strip() for line in result.stdout.partition("Examples:")[2].splitlines()]
+        examples = [line for line in lines if line.startswith("dpstream ")]
+        assert f"{examples[0]} ".startswith(f"{name} "), name
+    check(GOLDEN / "help.txt", of_cases(texts))
 
 
 def test_unknown_commands_and_flags_exit_2(make_job: MakeJob) -> None:

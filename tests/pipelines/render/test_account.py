@@ -1,10 +1,20 @@
-"""What an account accepts, was charged and has left, as text."""
+"""What an account accepts, was charged and has left, as text.
+
+Released values as Python, JSON and people read them.
+
+Labels, tables and values of text: aligned, complete, and safe to print.
+"""
 
 import math
+from datetime import UTC, date, datetime
 from typing import Any
 
+import duckdb
+import msgspec
+import pyarrow as pa
 import pytest
 
+from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.render.account import (
     acceptance_lines,
     accepted_lines,
@@ -14,6 +24,24 @@ from dpstream.pipelines.render.account import (
     points_text,
     run_lines,
     view_text,
+)
+from dpstream.pipelines.render.answer import (
+    INTERVALS,
+    cut_lines,
+    json_rows,
+    json_value,
+    python_values,
+    rows_text,
+)
+from dpstream.pipelines.render.layout import (
+    count,
+    each,
+    labelled,
+    page,
+    table_text,
+    value_text,
+    with_interval,
+    wrapped,
 )
 
 ACCOUNT: dict[str, Any] = {
@@ -167,3 +195,160 @@ def test_what_points_have_spent() -> None:
         "                closed  where a = 2",
         "Quota       alice: epsilon 1 of a point, charged to one at most 0.5",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "literals"),
+    [
+        ("DATE", {
+            "0044-03-15 (BC)": "-0043-03-15", "0001-12-31 (BC)": "+0000-12-31",
+            "0005-02-29 (BC)": "-0004-02-29", "10000-01-01": "+10000-01-01",
+            "12345-06-07": "+12345-06-07", "200000-02-29": "+200000-02-29",
+            "5877642-06-25 (BC)": "-5877641-06-25", "5881580-07-10": "+5881580-07-10",
+            "infinity": "infinity", "-infinity": "-infinity",
+        }),
+        ("TIMESTAMP", {
+            "0044-03-15 (BC) 23:59:59": "-0043-03-15T23:59:59",
+            "12345-06-07 01:02:03.5": "+12345-06-07T01:02:03.500000",
+            "290309-12-22 (BC) 00:00:00": "-290308-12-22T00:00:00", "infinity": "infinity",
+        }),
+        ("TIMESTAMPTZ", {
+            "12345-06-07 01:02:03+00": "+12345-06-07T01:02:03Z", "-infinity": "-infinity",
+        }),
+    ],
+)  # fmt: skip
+def test_days_and_instants_beyond_the_calendar_are_exact_texts(
+    kind: str, literals: dict[str, str]
+) -> None:
+    """As DuckDB writes them, and each by itself: the others of its column stay what they are."""
+    near = "2024-02-29" if kind == "DATE" else "2024-02-29 01:00:00+00"
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    listed = ", ".join(f"('{text}'::{kind})" for text in (*literals, near))
+    column = connection.sql(f"SELECT * FROM (VALUES {listed}, (NULL)) t(x)").to_arrow_table()["x"]
+    *far, usual, missing = python_values(column)
+    assert far == list(literals.values()) and missing is None
+    assert usual.isoformat()[:10] == "2024-02-29" and not isinstance(usual, str)
+    words = rows_text(pa.table({"x": column}), {}).split()
+    assert set(literals.values()) <= set(words) and any(t.startswith("2024-02-29") for t in words)
+    rows = json_rows(pa.table({"x": column}), {})
+    assert [row["values"]["x"] for row in rows][: len(far)] == far
+    assert rows[-2]["values"]["x"].startswith("2024-02-29")
+
+
+def test_days_of_every_year_are_those_of_the_calendar() -> None:
+    """400 years later every day has the same text but for its year."""
+    days = range(-700_000, 2_900_000, 997)
+    later = pa.chunked_array([pa.array([day + 25 * 146_097 for day in days], pa.date32())])
+    near = pa.chunked_array([pa.array(days, pa.date32())])
+    for one, other in zip(python_values(near), python_values(later), strict=True):
+        assert other == f"{one.year + 10_000:+}-{one:%m-%d}"
+    assert python_values(pa.chunked_array([pa.array([1, None])])) == [1, None]
+
+
+def test_values_that_json_has_not() -> None:
+    values = [
+        b"\x01",
+        [math.nan, 1],
+        math.inf,
+        -math.inf,
+        None,
+        True,
+        datetime(2024, 1, 2, tzinfo=UTC),
+    ]
+    assert [json_value(value) for value in values] == [
+        "01", ["NaN", 1], "Infinity", "-Infinity", None, True, "2024-01-02T00:00:00Z",
+    ]  # fmt: skip
+
+
+def test_rows_show_half_of_an_interval() -> None:
+    table = pa.table({"page": ["a", "b"], "n": [1_234.0, None]})
+    text = rows_text(table, {"n": [[1_200.0, None], [1_268.0, None]]})
+    assert text.splitlines() == [
+        "page          n",
+        "----  ---------",
+        "a     1,234 ±34",
+        "b          NULL",
+    ]
+    assert "±" not in rows_text(table, {})
+
+
+CUT = Cut("values", 0.0, 9.0, 0.0, 0.02, 0.01, 0.1, 0.3)
+
+
+def test_what_bounds_cut_is_said_of_each() -> None:
+    """Each kind of bound has its own subject; given bounds are named."""
+    kinds = ("values", "bounds", "rows", "groups")
+    cuts = {kind: msgspec.structs.replace(CUT, of=kind) for kind in kinds}
+    lines = cut_lines(cuts, ("rows of s",), "user", "page", True)
+    assert lines[0] == INTERVALS and len(lines) == 6
+    assert lines[1].startswith(
+        "Bounds of values, chosen privately: 0 to 9; about 0% of values are below"
+    )
+    assert (
+        "counts up to 9 times the given bounds" in lines[2]
+        and "random page of each user" in lines[2]
+    )
+    assert lines[3].startswith("At most 9 rows of one user in a page count, chosen privately")
+    assert (
+        lines[4].startswith("At most 9 pages of one user count")
+        and "pairs of user and page" in lines[4]
+    )
+    assert lines[5] == "Not estimated: what the given bounds cut (rows of s)."
+    assert all("about 10% of" in line and "up to 30%" in line for line in lines[1:5])
+    assert cut_lines({}, (), "user", "", False) == []
+
+
+def test_further_lines_stand_below_the_text() -> None:
+    lines = [*labelled("Can run", "no", "Fix: wait"), *each("Warning", ["a", "b"])]
+    text = "Can run     no\n            Fix: wait\nWarning     a\nWarning     b\n"
+    assert page(lines) == text and page([]) == "" and each("Note", []) == []
+
+
+def test_long_texts_are_wrapped() -> None:
+    lines = wrapped("Budget", "word " * 40)
+    assert len(lines) == 3 and all(len(line) <= 100 for line in lines)
+    assert lines[1].startswith(" " * 12 + "word")
+
+
+def test_numbers_have_their_noun() -> None:
+    assert [count(n, "charge") for n in (0, 1, 2_000)] == ["0 charges", "1 charge", "2,000 charges"]
+    assert count(3, "box", "boxes") == "3 boxes"
+
+
+def test_values_are_one_safe_line() -> None:
+    values = {
+        1_234_567.0: "1,234,567", 0.1234567: "0.123457", 1e16: "1e+16", 1.5: "1.5", -2.0: "-2",
+        None: "NULL", b"\x00\xff": "00ff", "a\x1b[2J\n": "a\ufffd[2J\ufffd", math.inf: "Infinity",
+        datetime(2024, 1, 2, 3, tzinfo=UTC): "2024-01-02T03:00:00Z", date(2024, 1, 2): "2024-01-02",
+        True: "True",
+    }  # fmt: skip
+    assert {value: value_text(value) for value in values} == values
+    assert value_text([1.0, None]) == "[1, NULL]"
+
+
+def test_an_interval_is_its_half_width() -> None:
+    """And the value has the digits of that, because further ones are noise."""
+    assert with_interval(100.0, 90.2, 109.8) == "100 ±9.8"
+    assert with_interval(28.0607, 22.38, 33.74) == "28.06 ±5.68"
+    assert with_interval(0.1, 0.1, 0.1) == "0.1 ±0"
+    assert with_interval(5.5, 4.5, 6.5) == "5.5 ±1" and value_text(-0.0) == "0"
+    assert with_interval(1_234.567, 984.6, 1_484.6) == "1,235 ±250"
+    # Of a median, and of a value that a bound has cut.
+    assert with_interval(9.13, 9.048, 12.0) == "9.13 [9.05, 12]"
+    assert with_interval(20, 16.4, 20.0) == "20 [16.4, 20]"
+    assert with_interval(0.0123456, 0.0121456, 0.0125456) == "0.0123456 ±2e-4"
+    assert (
+        with_interval(7, 5.0, 9.5) == "7 ±2.25" and with_interval([1.5], 1.0, 2.0) == "[1.5] ±0.5"
+    )
+    for low, high in ((None, 1.0), (1.0, None), (-math.inf, math.inf), (math.nan, 1.0)):
+        assert with_interval(1.23456, low, high) == "1.23456"
+
+
+def test_columns_are_aligned() -> None:
+    text = table_text(["page", "n"], [["a", "long name"], ["1", "10"]], [False, True])
+    assert text.splitlines() == [
+        "page        n", "---------  --", "a           1", "long name  10",
+    ]  # fmt: skip
+    assert table_text(["n"], [[]], [True]) == "n\n-\n"
+    assert table_text([""], [["", ""]], [False]).splitlines() == ["", "-", "", ""]

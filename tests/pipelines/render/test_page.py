@@ -1,18 +1,39 @@
 """Templates escape what they are given; a page replaces only an older one of its own.
 
 The page's script: named by its digest, and data that cannot leave its element.
+
+Pictures: the same bytes for the same numbers, extremes kept, words escaped.
+
+A picture for a template: its SVG as it is, what its points say as text to be escaped.
+
+Templates: all texts escaped, what they include too, and nothing missing in silence.
 """
 
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from dpstream.accounting.errors import RunError, UsageError
+from dpstream.pipelines.render.charts import (
+    COLOURS,
+    LINE_POINTS,
+    Picture,
+    axes_of,
+    counts,
+    drawn_positions,
+    lines,
+    picture_fields,
+    relative_noise,
+    swatches,
+    values_axis,
+)
 from dpstream.pipelines.render.page import (
     begins_with,
     document,
@@ -99,3 +120,74 @@ def test_a_name_has_one_of_the_endings() -> None:
         with pytest.raises(UsageError, match=r"must end in \.html or \.png") as error:
             ending_of(Path(name), ("html", "png"), "--picture")
         assert error.value.field == "--picture" and "type --picture " in error.value.fix
+
+
+def test_the_same_numbers_are_the_same_bytes() -> None:
+    series = [np.array([1.0, 2.0, 400.0])]
+    one, other = (lines("n", series, 'w "<&', "across", "up") for _ in range(2))
+    assert one == other and one.caption == 'w "<&'
+    assert one.svg.startswith('<svg role="img" aria-label="w &quot;&lt;&amp;" viewBox=')
+    assert "<metadata" not in one.svg and "#0a0b00" not in one.svg and "var(--s0)" in one.svg
+
+
+def test_pictures_of_one_page_have_ids_of_their_own() -> None:
+    values, sds = np.array([1.0, -5.0]), np.array([0.1, 2.0])
+    one, other = (relative_noise(name, values, sds, "w").svg for name in ("a", "b"))
+    assert 'id="a-' in one and 'id="b-' not in one and 'id="b-' in other
+
+
+def ticks(picture: Picture) -> list[str]:
+    return re.findall(r"<text[^>]*>([\d.,]+)</text>", picture.svg)
+
+
+@pytest.mark.parametrize("triggers", [1, 2, 3, 7, 30])
+def test_ticks_of_integers_are_integers(triggers: int) -> None:
+    values = np.full(triggers, 0.5)
+    labels = ticks(lines("n", [values], "w", "a", "u"))
+    height = labels.index("0", 1)  # where the labels of the other axis begin
+    keys = ticks(counts("n", np.arange(triggers) + 1, np.ones(triggers, np.int64), "w", "a"))
+    for numbers in (labels[:height], keys[: keys.index("0", 1)]):
+        assert numbers and all(number.isdigit() for number in numbers)
+        assert len(numbers) == len({*numbers})
+
+
+def test_values_shown_without_fractions_have_no_label_twice() -> None:
+    _, axes = axes_of(3.6, 2.2)
+    for low, high in ((1_000.0, 1_001.5), (2_000.2, 2_003.0), (0.2, 0.9)):
+        axes.set_ylim(low, high)
+        values_axis(axes.yaxis)
+        labels = [axes.yaxis.get_major_formatter()(at) for at in axes.yaxis.get_majorticklocs()]
+        assert len(labels) == len({*labels}) > 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.6, 5.0, 40.0, 1e4])
+def test_values_near_each_other_have_labels_too(scale: float) -> None:
+    """Also where no power of ten is among them."""
+    values = np.linspace(210.0, 210.0 * scale + 1, 5)
+    picture = relative_noise("n", values, values / 8, "w")
+    numbers = [float(label.replace(",", "")) for label in ticks(picture)]
+    assert sum(200 <= number <= 1.2 * values[-1] for number in numbers) >= 2
+
+
+def test_a_long_line_keeps_its_extremes() -> None:
+    assert drawn_positions(np.zeros(LINE_POINTS)).tolist() == list(range(LINE_POINTS))
+    values = np.random.default_rng(1).standard_normal(10 * LINE_POINTS)
+    indices = drawn_positions(values)
+    assert len(indices) <= LINE_POINTS + 2 and (np.diff(indices) > 0).all()
+    assert {0, len(values) - 1, values.argmin(), values.argmax()} <= set(indices.tolist())
+
+
+def test_further_lines_are_dashed() -> None:
+    assert swatches(COLOURS + 1) == [*(f"s{n}" for n in range(COLOURS)), "s0 dashed"]
+
+
+def test_points_and_what_they_say() -> None:
+    picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
+    view = picture_fields(picture, ["<b>", "two"])
+    assert isinstance(view["svg"], Markup) and not isinstance(view["tips"], Markup)
+    assert json.loads(view["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
+    assert (
+        picture_fields(picture)["tips"]
+        == picture_fields(Picture("<svg></svg>", "w"), ["one"])["tips"]
+        == ""
+    )
