@@ -35,9 +35,9 @@ from dpstream.dp_transforms.decision import (
     Batch,
     admit,
     expand,
+    firsts,
     open_windows,
     stamp_order,
-    unrepeated,
 )
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
@@ -197,7 +197,9 @@ def _decide(
     if batch.order is not None:
         rows, batch.order = batch.order[now[batch.order]], None
     else:
-        rows = unrepeated(np.flatnonzero(now), batch)
+        rows = np.flatnonzero(now)
+        if batch.seen[rows].any():  # new decisions give pairs to one row of a record only
+            rows = firsts(rows, batch, batch.record_ids(rows))
         rows = rows[stamp_order(batch.stamp[rows], batch.partition[rows], batch.offset[rows])]
     pairs = int(batch.pairs[rows].sum())
     counts = {

@@ -226,7 +226,8 @@ class Batch:
         """Record the decisions on some of the rows."""
         if per_key is not None:
             if self.per_key is None:
-                self.per_key = _no_windows(self.records.num_rows)
+                none = np.zeros(self.records.num_rows, np.uint64)
+                self.per_key = PerKey(none, none.astype(np.int32), none.copy(), none.copy())
             mine = self.per_key
             mine.keys[rows], mine.first[rows] = per_key.keys, per_key.first
             mine.taken[rows], mine.fresh[rows] = per_key.taken, per_key.fresh
@@ -235,16 +236,6 @@ class Batch:
         self.pairs[rows] = pairs
         if rank is not None:
             self.rank[rows] = rank
-
-
-def _no_windows(rows: int) -> PerKey:
-    none = np.zeros(rows, np.uint64)
-    return PerKey(none, np.zeros(rows, np.int32), none.copy(), none.copy())
-
-
-def unrepeated(rows: Int64, batch: Batch) -> Int64:
-    """Return one row of each recalled record (new decisions already give pairs to one row only)."""
-    return firsts(rows, batch, batch.record_ids(rows)) if batch.seen[rows].any() else rows
 
 
 def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:

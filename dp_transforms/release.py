@@ -168,11 +168,6 @@ def in_order(
     return [sealed(*name, gathered[name]) for name in order]
 
 
-def released_table(releases: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Return all releases as one table."""
-    return pa.Table.from_batches([b.replace_schema_metadata(None) for b in releases])
-
-
 class Gather(beam.DoFn):
     """Gathers the steps of the shards of a (window, trigger), and emits them together once.
 

@@ -135,7 +135,11 @@ def begin_run(
     with keys.ring() as ring:
         fingerprint = ring.fingerprint
         source_fingerprint = (
-            _source_of(store) if source is None else ring.source_fingerprint(source)
+            required(
+                stores.backend(store).identity(), "what reads nothing was begun before"
+            ).source_fingerprint
+            if source is None
+            else ring.source_fingerprint(source)
         )
     resumed = stores.check_new(  # a refused charge leaves no store behind
         store, lambda: None if account is None else account.check(plan)
@@ -159,12 +163,6 @@ def begin_run(
     if account is not None:
         account.charge(run)
     return run, resumed
-
-
-def _source_of(store: str) -> str:
-    """Return the fingerprint of the input that the run in a store was begun with."""
-    identity = stores.backend(store).identity()
-    return required(identity, "what reads nothing was begun before").source_fingerprint
 
 
 def _checked_cells(plan: Plan, public: pa.Table | None, mixing: Mixing | None) -> Mixing | None:

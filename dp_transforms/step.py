@@ -30,7 +30,6 @@ from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.limits import STEP_ATTEMPTS
 from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.strategies import Strategy
 from dpstream.dp_transforms.aggregation import aggregate, distinct
 from dpstream.dp_transforms.batches import (
     admitted_schema,
@@ -118,11 +117,6 @@ def sampler_of(noise: StreamNoise, tested: bool = False) -> Sampler:
     return RoundedGaussian(noise.sigma) if rounded else ContinuousGaussian(noise.sigma)
 
 
-def default_look_ahead(strategy: Strategy) -> int:
-    """Return the steps of noise computed at once."""
-    return max(4, min(32, strategy.triggers // 12))
-
-
 class Stepper:
     """Runs steps of one job.
 
@@ -160,7 +154,7 @@ class Stepper:
         )
         self._mixed_lock = threading.Lock()
         drawn = self.budget.selection or self.budget.units or self.budget.values[0]
-        self._look_ahead = look_ahead or default_look_ahead(drawn.strategy_object)
+        self._look_ahead = look_ahead or max(4, min(32, drawn.strategy_object.triggers // 12))
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
         self._taken = TakenSteps(store.reshards)

@@ -121,7 +121,8 @@ class DeliveredCallback:
             now, later = due_by(timeline, names, upto)
             # What came while the store caught up is all still here, from the note on.
             since = delivered_through(store) if restoring else since
-            absent = unwritten(now) | missing(timeline, store, now, since, upto)
+            unwritten = _names(now.filter(pc.invert(now.column("written"))))
+            absent = unwritten | missing(timeline, store, now, since, upto)
             if absent:
                 outlet.publish(sorted(absent))
             if restoring:
@@ -135,11 +136,6 @@ class DeliveredCallback:
             return Held(iter(()), later)
 
         return delivered
-
-
-def unwritten(names: pa.RecordBatch) -> set[Name]:
-    """Return the releases that the sink has not written yet."""
-    return _names(names.filter(pc.invert(names.column("written"))))
 
 
 def missing(

@@ -17,6 +17,7 @@ value of its own (``nulls``), are for bounded jobs; a stream's fields have the f
 """
 
 import unicodedata
+from collections.abc import Callable
 from datetime import datetime
 
 import numpy as np
@@ -111,19 +112,11 @@ def unit_identity(column: pa.Array | pa.ChunkedArray, declared: str) -> tuple[pa
 
 
 def _identity(column: pa.Array, declared: str) -> tuple[pa.Array, Bool]:
-    if declared == "date":
-        return _dates(column)
-    if declared == "timestamp":
-        return _instants(column)
-    if declared == "decimal":
-        return _decimals(column)
+    if declared in _OF_TYPED:
+        return _OF_TYPED[declared](column)
     column = plain(column)
-    if declared == "string":
-        return _text(column)
-    if declared == "int":
-        return _integers(column)
-    if declared == "bool":
-        return _booleans(column)
+    if declared in _OF_PLAIN:
+        return _OF_PLAIN[declared](column)
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         raw = column.cast(pa.binary())
         ok = valid_of(raw) & _short(raw)
@@ -366,3 +359,9 @@ def _fill(column: pa.Array, ok: Bool, filler: int | str | bytes) -> pa.Array:
 def _none(column: pa.Array, kind: pa.DataType, filler: object) -> tuple[pa.Array, Bool]:
     size = len(column)
     return pa.array([filler] * size, kind), np.zeros(size, np.bool_)
+
+
+_Reader = Callable[[pa.Array], tuple[pa.Array, Bool]]
+#: Identities of a declared type: by Arrow's own type, and of columns in a plain layout.
+_OF_TYPED: dict[str, _Reader] = {"date": _dates, "timestamp": _instants, "decimal": _decimals}
+_OF_PLAIN: dict[str, _Reader] = {"string": _text, "int": _integers, "bool": _booleans}

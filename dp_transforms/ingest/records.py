@@ -121,7 +121,12 @@ class Canonicaliser:
         arrays = [
             id_array(unit_ids),
             pa.array(stamp),
-            *self._event_column(event),
+            # Only where the stamp does not tell it already.
+            *(
+                []
+                if plan.stamp == "event_time"
+                else [pa.array(plan.timeline.trigger_time_of(event))]
+            ),
             pa.array(where[0].astype(np.int32)),
             pa.array(where[1]),
             *self._digest_column(event, key_columns, values),
@@ -170,12 +175,6 @@ class Canonicaliser:
         )
         reason.unless("late", ~late)
         return event, stamp
-
-    def _event_column(self, event: Int64) -> list[pa.Array]:
-        """Trigger index of the event time, where the stamp does not tell it already."""
-        if self.plan.stamp == "event_time":
-            return []
-        return [pa.array(self.plan.timeline.trigger_time_of(event))]
 
     def _digest_column(
         self, event: Int64, key: list[pa.Array], values: list[Int64]

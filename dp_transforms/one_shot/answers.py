@@ -6,6 +6,7 @@ released, and noise of its own of other rows.  Noise of a column is drawn for
 the groups that are released and, of the count that is tested, for those that can be.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -118,8 +119,9 @@ def answer(
     for column in plan.columns:
         mine = [budget.parts[i] for i in at[column.name]]
         if column.kind == "quantiles":
-            columns[column.name] = _quantiles(
-                column, mine[0], shards, groups, group_ids, noise, budget
+            draw = functools.partial(noise.part, mine[0])
+            columns[column.name] = quantiles(
+                column, mine[0], shards, groups, group_ids, draw, budget.quantile
             )
             continue
         items = group_ids[groups]
@@ -176,18 +178,3 @@ def _estimate(
     if column.kind in ("var", "stddev"):
         return variance(column, noises, noisy, quantile)
     return direct(column, noises[0], noisy[0])
-
-
-def _quantiles(
-    column: QueryColumn,
-    part: PartNoise,
-    shards: Sequence[Bounded],
-    groups: Int64,
-    ids: Ids,
-    noise: Noise,
-    budget: QueryBudget,
-) -> Estimate:
-    def draw(items: Ids, scale: float) -> Int64:
-        return noise.part(part, items, scale)
-
-    return quantiles(column, part, shards, groups, ids, draw, budget.quantile)

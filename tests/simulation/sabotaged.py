@@ -236,7 +236,7 @@ def _due_too_late(real: Any) -> Any:
 
 
 def _rows_twice(real: Any) -> Any:
-    return lambda rows, batch: rows
+    return lambda rows, batch, ids: rows
 
 
 def _counters_go_too(real: Any) -> Any:
@@ -303,9 +303,7 @@ SABOTAGED: dict[str, Sabotage] = {
     "records of a key counted from zero after a restart": Sabotage(
         _wrapped(arrow, "enter_keys", lambda real: lambda units, records: None), "sqlite"
     ),
-    "recalled records counted twice": Sabotage(
-        _wrapped(bounding, "unrepeated", _rows_twice), "sqlite"
-    ),
+    "recalled records counted twice": Sabotage(_wrapped(bounding, "firsts", _rows_twice), "sqlite"),
     "records delivered again emitted again": Sabotage(
         _wrapped(flow, "decide_records", _emitted_again), "sqlite"
     ),
