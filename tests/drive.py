@@ -19,7 +19,7 @@ from apache_beam.transforms.window import TimestampedValue
 
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.ingest.columns import instant
-from dpstream.pipelines.connectors.unbounded import ProgressProvider
+from dpstream.pipelines.connectors.inputs import ProgressProvider
 
 
 class Bundle(NamedTuple):

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.connectors.folder.source import ReadFolder
-from dpstream.pipelines.connectors.folder.store import place
-from dpstream.pipelines.connectors.folder.watch import rfc3339
+from dpstream.pipelines.connectors.folder.store import place, rfc3339
 from dpstream.pipelines.connectors.inputs import placed, refusal
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.jobs.job import Job, load_job

@@ -98,7 +98,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
 
 def collected(paths: list[str]) -> list[str]:
     """Return all slow tests."""
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "slow", *paths]
+    # Without the project's options, which print another list.
+    options = ["-o", "addopts=", "-q", "--collect-only", "-m", "slow"]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line for line in listed.stdout.splitlines() if "::" in line]
 
@@ -147,6 +149,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=LOG)
     options = parser.parse_args()
     tests = collected(options.paths)
+    if not tests:
+        parser.error("there is no slow test")
     run_slice(tests, options.log, 3_600 * options.hours + 60 * options.minutes)
     last = last_runs(options.log)
     print(summary(tests, last))

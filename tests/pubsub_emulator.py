@@ -42,7 +42,7 @@ def binary() -> str | None:
 @contextmanager
 def running() -> Iterator["Emulator"]:
     """A running emulator; its host and port are in the environment, for clients made after."""
-    from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+    from dpstream.pipelines.connectors.pubsub import source as pubsub_client
     from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 
     before, process = os.environ.get(HOST), None

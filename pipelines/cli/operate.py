@@ -306,7 +306,7 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 
     Without files the marker says only that time has passed.
     """
-    from dpstream.pipelines.connectors.folder.watch import close_files, new_files
+    from dpstream.pipelines.connectors.folder.store import close_files, new_files
 
     names = sorted({*files, *(new_files(path) if new else ())})
     marker = close_files(path, names)

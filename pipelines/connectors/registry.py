@@ -1,7 +1,12 @@
 """The connectors of sources and sinks: the one place that maps their kinds to classes.
 
 A connector, with its client's library, is loaded when a job asks for it.
+
+A new kind of sink is a module ``pipelines.connectors.KIND.sink`` with a subclass of `Sink` and the
+function ``open_sink(job, run_id)``, and its declaration in `pipelines.project.job_section`.
 """
+
+from importlib import import_module
 
 from dpstream.accounting.extras import require
 from dpstream.dp_transforms.release import stamped_run_id
@@ -10,6 +15,7 @@ from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.job_section import SERVICE_SINKS
 
 
 def input_of(job: Job) -> Input:
@@ -46,27 +52,9 @@ def sink_of(job: Job, run: Run | None = None, watch: InputWatch | None = None) -
         run: the run whose releases are written; only a sink that cannot be read back needs it.
         watch: compares the run's input before every release.
     """
-    sink = _sink(job, run)
+    folder = job.sink.kind if job.sink.kind in SERVICE_SINKS else "files"
+    module = import_module(f"dpstream.pipelines.connectors.{folder}.sink")
+    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
+    sink: Sink = module.open_sink(job, run_id)
     sink.watch = watch
     return sink
-
-
-def _sink(job: Job, run: Run | None) -> Sink:
-    sink = job.sink
-    run_id = None if run is None else stamped_run_id(run.plan, run.open().identity)
-    if sink.kind == "kafka":
-        from dpstream.pipelines.connectors.kafka.sink import KafkaSink
-
-        timeline = job.plan.timeline
-        return KafkaSink(sink.servers or "", sink.topic or "", sink.options, timeline)
-    if sink.kind == "pubsub":
-        from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
-
-        return PubsubSink(sink.topic or "", run_id)
-    if sink.kind == "bigquery":
-        from dpstream.pipelines.connectors.bigquery.sink import BigQuerySink
-
-        return BigQuerySink(sink.table or "", job.plan, run_id)
-    from dpstream.pipelines.connectors.files.sink import FileSink
-
-    return FileSink(sink.path, sink.kind, sink.guarded)

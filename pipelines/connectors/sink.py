@@ -254,12 +254,14 @@ class ReleaseMessages(NamedTuple):
 
     Attributes:
         name: (window, trigger).
+        batch: the release.
         ids: (n, 2) uint64 view of the release ids.
         keys, values: (n,) names and values of the rows, in the release's order.
         seal: what is written after them.
     """
 
     name: Name
+    batch: pa.RecordBatch
     ids: Ids
     keys: list[str]
     values: list[bytes]
@@ -276,7 +278,7 @@ def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
     seal = SealMessage(
         "seal", window, trigger, len(values), digest_of(zip(keys, values, strict=True))
     )
-    return ReleaseMessages((window, trigger), ids, keys, values, seal)
+    return ReleaseMessages((window, trigger), batch, ids, keys, values, seal)
 
 
 def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
@@ -301,14 +303,6 @@ def manifest_key(epoch: int) -> str:
 def is_row(key: str) -> bool:
     """Return whether a message of this name is a row."""
     return re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", key) is not None
-
-
-class OutgoingRelease(NamedTuple):
-    """A release that is being written."""
-
-    run_id: str
-    batch: pa.RecordBatch
-    messages: ReleaseMessages
 
 
 class ControlMessage(NamedTuple):
@@ -340,7 +334,7 @@ class WriteOnlySink(Sink):
         self._run_id = run_id
 
     @abstractmethod
-    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
+    def _put_rows(self, run_id: str, releases: Sequence[ReleaseMessages]) -> None:
         """Write rows; on return they are durable."""
 
     @abstractmethod
@@ -372,19 +366,17 @@ class WriteOnlySink(Sink):
         run_id = self._run_id
         if run_id is None:
             raise RunError("sink", "was not told whose releases these are", "report this as a bug")
-        releases = [OutgoingRelease(run_id, batch, messages_of(batch)) for batch in batches]
-        self._put_rows(releases)
-        # Only now, that every row is acknowledged.
-        self._put_control_messages([_seal(release) for release in releases])
-        return [release.messages.name for release in releases]
-
-
-def _seal(release: OutgoingRelease) -> ControlMessage:
-    name, seal = release.messages.name, release.messages.seal
-    return ControlMessage(
-        "seal",
-        release.run_id,
-        f"{release.run_id}/{seal_key(name)}",
-        msgspec.json.encode(seal),
-        name,
-    )
+        releases = [messages_of(batch) for batch in batches]
+        self._put_rows(run_id, releases)
+        seals = [
+            ControlMessage(
+                "seal",
+                run_id,
+                f"{run_id}/{seal_key(release.name)}",
+                msgspec.json.encode(release.seal),
+                release.name,
+            )
+            for release in releases
+        ]
+        self._put_control_messages(seals)  # only now, that every row is acknowledged
+        return [release.name for release in releases]

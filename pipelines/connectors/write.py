@@ -26,8 +26,8 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import deliveries, guarded, timed
+from dpstream.pipelines.connectors.inputs import wall_micros
 from dpstream.pipelines.connectors.sink import Sink, name_of_release
-from dpstream.pipelines.connectors.unbounded import wall_micros
 from dpstream.pipelines.formats.encodings import encode
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_errors

@@ -29,10 +29,9 @@ from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
 from dpstream.pipelines.formats.compression import plain_by_name
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Rows
-from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, BrokenFileError, read_text
 from dpstream.pipelines.project.text import instant, suited, windows
 from dpstream.state.disk_errors import file_error
 

@@ -17,8 +17,7 @@ from dpstream.pipelines.formats.compression import (
     plain_by_name,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.formats.lines import BrokenFileError
-from dpstream.pipelines.formats.texts import csv_header
+from dpstream.pipelines.formats.texts import BrokenFileError, csv_header
 from dpstream.pipelines.tables.columns import sql_type
 from dpstream.state.disk_errors import file_errors
 

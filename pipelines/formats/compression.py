@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.places import is_packed_name
-from dpstream.pipelines.formats.lines import BLOCK_BYTES, BrokenFileError
+from dpstream.pipelines.formats.texts import BLOCK_BYTES, BrokenFileError
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
 TEXT_BYTES = 4_096

@@ -33,7 +33,7 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.places import matching_in
-from dpstream.pipelines.formats.lines import split
+from dpstream.pipelines.formats.texts import split
 from dpstream.state.disk_errors import file_errors, verdict
 from dpstream.state.durable import sweep
 

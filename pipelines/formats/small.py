@@ -15,9 +15,15 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import instance
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
-from dpstream.pipelines.formats.lines import Objects, json_lines, split
 from dpstream.pipelines.formats.rows import Reason, Rows, unreadable
-from dpstream.pipelines.formats.texts import csv_header, csv_lines, csv_positions
+from dpstream.pipelines.formats.texts import (
+    Objects,
+    csv_header,
+    csv_lines,
+    csv_positions,
+    json_lines,
+    split,
+)
 
 #: A file of this size or less is small; so many bytes, or files, are read together.
 SMALL_BYTES, TOGETHER_BYTES, TOGETHER_FILES = 1 << 20, 8 << 20, 1_000

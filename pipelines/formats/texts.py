@@ -1,7 +1,21 @@
-"""Text files, CSV and JSON Lines: one line is one row, independent of all other lines.
+"""Text files, CSV and JSON Lines, in bounded memory: one line is one row, whatever the others are.
 
-Every column comes out as string: of CSV the text as it stands, UTF-8 or null; empty and unquoted is
-null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
+**Lines** come in blocks of a fixed size, and one line is one row.  Rows are the non-blank lines,
+numbered from 0 (a CSV header is not a row).  No setting changes the size of a block, and nothing
+that is decided about a line depends on the block it is in.
+
+**JSON**: one text (a line of a file, or a message) is one object, and none changes another.  Every
+column comes out as string: JSON strings as they are, numbers and booleans as their shortest JSON
+text, so that the next stage reads all text sources alike.  A text is decoded by itself, or by the
+same decoder with its neighbours where each is one object (see `Objects.decode_together`); a parser
+that infers types from a block would let one number where others have strings decide about its
+neighbours.
+
+A byte order mark before a text is dropped: of any text, so that it does not matter which one a
+file begins with.
+
+**CSV**: every column comes out as string: the text as it stands, UTF-8 or null; empty and unquoted
+is null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
 quote cannot swallow other users' lines; so is a line with a NUL byte.  A byte order mark at the
 head of the file is none of its header's; anywhere else it is text like any other, whichever line of
 whatever block it begins.
@@ -13,31 +27,295 @@ it.  If Arrow still refuses lines, or gives another number of rows, then each li
 itself.
 """
 
+import contextlib
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from operator import attrgetter, methodcaller
+from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pacsv
 
-from dpstream.accounting.arrays import Bool
+from dpstream.accounting import limits
+from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.lines import (
-    BOM,
-    MAX_LINE_BYTES,
-    BrokenFileError,
-    Lines,
-    bytes_of,
-    line_blocks,
-    lines_of,
-    read_jsonl,
-    too_long,
-    with_nul,
-)
-from dpstream.pipelines.formats.rows import Part, Reason, after, refuse, repair_text
+from dpstream.pipelines.formats.rows import Part, Reason, Refused, after, refuse, repair_text, runs
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+
+
+class BrokenFileError(Exception):
+    """Signals that a compressed file is incomplete, or that a text has too long a line.
+
+    It carries nothing of the file.
+    """
+
+
+def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, pa.BinaryArray]]:
+    """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
+
+    A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
+    bounded whatever the file holds, and so is the time until the next block.
+
+    Args:
+        stream: an open file at its beginning.
+        header: skip the first line.
+
+    Raises:
+        BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
+    """
+    row, carry, unbroken = 0, b"", 0
+    while True:
+        data = stream.read(BLOCK_BYTES)
+        end = data.rfind(b"\n") + 1
+        unbroken = len(data) - end + (0 if end else unbroken)
+        if unbroken > limits.MAX_UNBROKEN_BYTES:
+            raise BrokenFileError
+        block = b"".join([carry, memoryview(data)[:end]]) if end else b""
+        carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
+        if not data:
+            block, carry = carry + b"\n" if carry else b"", b""
+        if block and header:
+            block, header = block.partition(b"\n")[2], False
+        lines = lines_in(block)
+        if len(lines):
+            yield row, lines
+            row += len(lines)
+        if not data:
+            return
+
+
+def lines_in(block: bytes) -> pa.BinaryArray:
+    """Return the non-blank lines of a block that is empty or ends in a line feed."""
+    lines, blank = split(block)
+    return lines.filter(pa.array(~blank)) if blank.any() else lines
+
+
+def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
+    """Return the lines of a block that is empty or ends in a line feed, and which of them are
+    blank.
+    """
+    if not block:
+        return pa.array([], pa.binary()), np.zeros(0, np.bool_)
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.int32) + 1
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block)]
+    lines = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
+    size = np.diff(offsets)
+    blank = size == 1
+    if (size == 2).any():
+        blank |= pc.equal(lines, b"\r\n").to_numpy(zero_copy_only=False)
+    return lines, blank
+
+
+def bytes_of(lines: pa.BinaryArray) -> tuple[UInt8, Int32]:
+    """Return the bytes of n lines without gaps (no copy), and the (n + 1,) offsets of the lines."""
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]
+
+
+def too_long(lines: pa.BinaryArray) -> Bool:
+    """Return (n,) whether each line has over `MAX_LINE_BYTES` before its line feed."""
+    sizes = pc.binary_length(lines).to_numpy()
+    return np.asarray(sizes > MAX_LINE_BYTES + 1)
+
+
+def with_nul(lines: pa.BinaryArray) -> Bool:
+    """Return (n,) whether each line has a NUL byte."""
+    if not len(lines) or np.frombuffer(lines.buffers()[2], np.uint8).all():
+        return np.zeros(len(lines), np.bool_)
+    return np.asarray(pc.match_substring(lines, "\0").to_numpy(zero_copy_only=False))
+
+
+class Lines(NamedTuple):
+    """The decoded lines.
+
+    Attributes:
+        good: numbers of the lines that are rows; ``batch``: these rows, if there are any.
+        bad: numbers of the others; ``reasons``: one for each.
+    """
+
+    good: Int64
+    batch: pa.RecordBatch | None
+    bad: Int64
+    reasons: list[str]
+
+    def parts(self, row: int) -> Iterator[Part]:
+        """Yield the rows and refused positions of lines, the first of which has this number."""
+        if self.reasons:
+            yield Refused(row + self.bad, self.reasons)
+        if self.batch is not None:
+            yield from runs(row + self.good, self.batch)
+
+
+def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
+    """Return decoded lines by their fault: too long, malformed, or else of another width."""
+    bad = np.flatnonzero(~good)
+    reasons = np.where(malformed[bad], Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
+    reasons = np.where(longer[bad], Reason.LINE_TOO_LONG.value, reasons)
+    return Lines(np.flatnonzero(good), batch, bad, reasons.tolist())
+
+
+#: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
+MAX_DEPTH = 200
+#: Lines that are decoded together; a malformed one costs its neighbours the time of being decoded
+#: one by one.
+_LINES = 1 << 12
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_Decoder = msgspec.json.Decoder[Any]
+_BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def read_jsonl(stream: BinaryIO, columns: Sequence[str], nested: bool = False) -> Iterator[Part]:
+    """Yield the rows and refused positions of a JSON Lines file, in blocks, every column as
+    string.
+    """
+    objects = Objects(columns, nested)
+    for row, lines in line_blocks(stream):
+        yield from json_lines(lines, objects, columns).parts(row)
+
+
+def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]) -> Lines:
+    """Decode each line on its own; ``objects`` decodes ``columns``.
+
+    Args:
+        lines: (n,) without a gap between two of them, each with its line feed.
+    """
+    good, batches = np.ones(len(lines), np.bool_), list[pa.RecordBatch]()
+    for begin in range(0, len(lines), _LINES):
+        chunk = lines.slice(begin, _LINES)
+        values = objects.decode_together(chunk)
+        if values is None:
+            values = objects.decode(chunk.to_pylist(), MAX_LINE_BYTES + 1)
+            good[begin : begin + len(chunk)] = [value is not None for value in values]
+            values = [value for value in values if value is not None]
+        if values:
+            arrays = objects.arrays(values)
+            batches.append(pa.RecordBatch.from_arrays(arrays, list(columns)))
+    batch = pa.concat_batches(batches) if batches else None
+    return lines_of(good, ~good, too_long(lines), batch)
+
+
+class Objects:
+    """Decodes texts of one JSON object each; every column comes out as string.
+
+    An absent field is null; of a repeated field the last one counts.
+
+    Args:
+        nested: whether a needed field that is an array or an object is its JSON text; else it makes
+            the text malformed.
+    """
+
+    def __init__(self, columns: Sequence[str], nested: bool = False) -> None:
+        self._fields = [f"f{i}" for i in range(len(columns))]
+        kind: Any = Any if nested else str | int | float | bool | None
+        row_type = msgspec.defstruct(
+            "Row",
+            [(f, kind, None) for f in self._fields],
+            rename=dict(zip(self._fields, columns, strict=True)),
+            gc=nested,  # scalars have no cycles
+        )
+        self._decoder = _Decoder(row_type)
+
+    def decode(self, texts: list[bytes], most: int) -> list[Any]:
+        """Return one value per text, ``None`` where it is malformed or longer than ``most``
+        bytes.
+        """
+        if not texts:
+            return []
+        if most_brackets(texts) <= MAX_DEPTH and max(map(len, texts)) <= most:
+            try:
+                return list(map(self._decoder.decode, texts))
+            except _BROKEN:
+                pass
+        return [_decode_one(self._decoder, text, most) for text in texts]
+
+    def decode_together(self, lines: pa.BinaryArray) -> list[Any] | None:
+        """Return `decode` of lines with their line feeds; ``None`` where that is to be done one by
+        one.
+
+        The decoder takes one value after the other and does not look at line feeds between them.
+        Here each line is one value all the same.  JSON has no line feed in a string, so every
+        line feed is between two tokens; every line begins with ``{`` and ends with ``}``, and
+        inside of a value no ``{`` may follow a ``}``, so no value goes on after a line feed.
+        Each line therefore has a value of its own, and there are as many values as lines.
+        """
+        code, ends = bytes_of(lines)
+        if too_long(lines).any() or not _are_objects(code, ends):
+            return None
+        try:
+            values = self._decoder.decode_lines(code.data)
+        except _BROKEN:
+            return None
+        return values if len(values) == len(lines) else None
+
+    def arrays(self, values: list[Any]) -> list[pa.StringArray]:
+        """Return the columns of decoded values (none of them ``None``)."""
+        return [_texts(list(map(attrgetter(f), values))) for f in self._fields]
+
+
+def _are_objects(code: UInt8, ends: Int32) -> bool:
+    """Whether each line begins with ``{`` and ends with ``}``, and none is too deep.
+
+    Args:
+        code: the bytes of n lines with their line feeds.
+        ends: (n + 1,) where each line begins, and the last one ends.
+    """
+    begins, last = ends[:-1], ends[1:] - 2
+    last = last - (code[last] == 13)
+    if not ((code[begins] == 123).all() and (code[last] == 125).all()):
+        return False
+    brackets = code | 32 == 123  # [ and {
+    if np.count_nonzero(brackets) < len(begins) + MAX_DEPTH:  # each line has one already
+        return True
+    return bool(np.add.reduceat(brackets, begins, dtype=np.int32).max() <= MAX_DEPTH)
+
+
+def most_brackets(texts: list[bytes]) -> int:
+    """Return an upper bound of the nesting of every text: its opening brackets."""
+    squares = map(methodcaller("count", b"["), texts)
+    return max(map(int.__add__, squares, map(methodcaller("count", b"{"), texts)))
+
+
+def _decode_one(decoder: _Decoder, text: bytes, most: int) -> Any:
+    """One text on its own: the same decoder, so the same outcome in any company."""
+    if len(text) > most:
+        return None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        code = np.frombuffer(_STRING.sub(b"", text), np.uint8)
+        step = np.isin(code, [91, 123]).astype(np.int32) - np.isin(code, [93, 125])
+        if step.cumsum().max(initial=0) > MAX_DEPTH:
+            return None
+    try:
+        return decoder.decode(text.removeprefix(BOM))
+    except _BROKEN:
+        return None
+
+
+def _texts(values: list[Any]) -> pa.StringArray:
+    """JSON scalars as text: strings as they are, others as their shortest JSON text."""
+    kinds = set(map(type, values))
+    if kinds <= {str, type(None)}:
+        return pa.array(values, pa.string())
+    if kinds == {int}:
+        with contextlib.suppress(OverflowError, pa.ArrowInvalid):  # more than 64 bits
+            return pa.array(values, pa.int64()).cast(pa.string())
+    if str not in kinds:
+        lines = msgspec.json.Encoder().encode_lines(values).split(b"\n")[:-1]
+        texts = pa.array(lines, pa.binary()).view(pa.string())
+        return pc.if_else(pc.equal(texts, "null"), None, texts)
+    encode = msgspec.json.encode
+    return pa.array(
+        [v if v is None or isinstance(v, str) else encode(v).decode() for v in values], pa.string()
+    )
+
 
 _QUOTED = re.compile(rb'("(?:[^"]|"")*"|[^,\r\n]*)(?:,|\r?\n)')
 
@@ -260,7 +538,7 @@ def read_text(
         kind: ``csv`` or ``jsonl``.
         stream: the text (see `compression.plain`), at its beginning.
         columns: the columns that are needed.
-        nested: whether an array or object of JSON is its text; see `lines.Objects`.
+        nested: whether an array or object of JSON is its text; see `Objects`.
 
     Raises:
         UsageError: a needed column is not in a CSV header.

@@ -18,7 +18,13 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.places import FileKind, matching
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.project.job_section import JobSection, MechanismSection, SinkSection
+from dpstream.pipelines.project.job_section import (
+    SERVICE_SINKS,
+    JobSection,
+    MechanismSection,
+    SinkSection,
+    SinkTarget,
+)
 from dpstream.pipelines.project.sections import Section, TimeColumn
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.state import open as stores
@@ -257,18 +263,8 @@ def check_parts(file: JobParts) -> None:
         stores.backend(file.state.store)
 
 
-#: Fields that say where a source or a sink is, by its kind; of every other kind it is a path.
+#: Fields that say where a source is, by its kind; of every other kind it is a path.
 _SOURCE_FIELDS = {"kafka": ("topic", "servers", "options"), "pubsub": ("subscription",)}
-_SINK_FIELDS = {
-    "kafka": ("topic", "servers", "options"),
-    "pubsub": ("topic",),
-    "bigquery": ("table",),
-}
-#: The form of names that a service gives, with an example.
-_SINK_NAMES = {
-    "pubsub": ("topic", r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
-    "bigquery": ("table", r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
-}
 
 
 def _check_fields(
@@ -295,14 +291,15 @@ def _check_fields(
 
 def _check_sink(sink: SinkConfig) -> list[tuple[str, str]]:
     """Refuse fields of other kinds of sinks; return the texts that must not be empty."""
-    needed = _SINK_FIELDS.get(sink.kind, ("path",))
+    target = SERVICE_SINKS.get(sink.kind, SinkTarget(("path",)))
     allowed = ("dead_letter", *(("formulas",) if sink.kind == "csv" else ()))
-    fields = ("path", "topic", "servers", "options", "table", "dead_letter", "formulas")
-    texts = _check_fields("sink", sink, needed, allowed, fields)
-    if sink.kind in _SINK_NAMES:
-        field, form, example = _SINK_NAMES[sink.kind]
-        if not re.fullmatch(form, getattr(sink, field) or ""):
-            raise UsageError(f"sink.{field}", f"is no full name of {sink.kind}", f"write {example}")
+    fields = tuple(field for field in sink.__struct_fields__ if field != "kind")
+    texts = _check_fields("sink", sink, target.fields, allowed, fields)
+    field = target.fields[0]
+    if target.example and not re.fullmatch(target.form, getattr(sink, field) or ""):
+        raise UsageError(
+            f"sink.{field}", f"is no full name of {sink.kind}", f"write {target.example}"
+        )
     return texts
 
 

@@ -1,6 +1,7 @@
 """``[job.NAME]`` of the project file as frozen structs, as written."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -12,6 +13,28 @@ from dpstream.pipelines.project.sections import Section
 
 #: Where releases go: files in a folder, or a topic or table of a service.
 SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
+
+
+class SinkTarget(NamedTuple):
+    """The fields of ``sink`` that name the target of a kind.
+
+    Attributes:
+        fields: all that are needed; ``options`` may be empty.
+        form: pattern of the first one, ``example``: a value of it.
+    """
+
+    fields: tuple[str, ...]
+    form: str = ""
+    example: str = ""
+
+
+#: The targets of services; a kind of files has a path.  A kind of service is opened by
+#: ``open_sink`` of the module ``pipelines.connectors.KIND.sink``.
+SERVICE_SINKS: Mapping[SinkKind, SinkTarget] = {
+    "kafka": SinkTarget(("topic", "servers", "options")),
+    "pubsub": SinkTarget(("topic",), r"projects/[^/]+/topics/[^/]+", "projects/P/topics/T"),
+    "bigquery": SinkTarget(("table",), r"[^.`\s]+\.[^.`\s]+\.[^.`\s]+", "project.dataset.table"),
+}
 
 
 class AggregateSection(Section, frozen=True):

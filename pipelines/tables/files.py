@@ -41,10 +41,9 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.places import files_at, matching
 from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
-from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
-from dpstream.pipelines.formats.texts import csv_header, read_text
+from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, read_text
 from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.columns import TYPES, sqlite_file
 from dpstream.state import disk_errors

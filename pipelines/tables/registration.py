@@ -49,9 +49,9 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.formats.compression import plain_by_name
-from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import coded_batches
 from dpstream.pipelines.formats.rows import FAULTS, Reason, Refused
+from dpstream.pipelines.formats.texts import BrokenFileError
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
 from dpstream.pipelines.tables.engine import Engine

@@ -60,9 +60,9 @@ from dpstream.pipelines.formats.compression import (
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.formats.lines import BLOCK_BYTES, BrokenFileError
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.formats.rows import unreadable
+from dpstream.pipelines.formats.texts import BLOCK_BYTES, BrokenFileError
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.job import Job

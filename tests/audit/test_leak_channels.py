@@ -34,7 +34,7 @@ from dpstream.dp_transforms import flow, step, telemetry
 from dpstream.dp_transforms.beam.workers import SplitByShard
 from dpstream.dp_transforms.telemetry import operator_totals, stage_seconds
 from dpstream.pipelines.connectors.files import sink as sink_files
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
+from dpstream.pipelines.connectors.kafka.client import KafkaTopic
 from dpstream.pipelines.connectors.pubsub.sink import PubsubSink
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job

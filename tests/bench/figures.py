@@ -42,8 +42,7 @@ from tests import accounts
 from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
 from tests.bench.paper import synth
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import Mode, parse_mode
+from tests.bench.paper.jobs import Frame, Mode, Setting, parse_mode, write_job
 from tests.bench.paper.one_run import in_child
 from tests.bench.paper.truth import Truth, errors, load
 

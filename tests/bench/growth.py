@@ -36,8 +36,7 @@ import pyarrow.parquet as pq
 
 from tests.bench import cliffs
 from tests.bench.common import emit, machine
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.synth import Synth, generate
 
 LIMIT = 1.15

@@ -22,8 +22,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.state.idtable import shard_of
 from tests.bench.common import emit, machine
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.one_run import in_child
 from tests.bench.paper.synth import DAY_MICROS
 

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from tests.bench.common import emit, machine
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.one_run import measure
 
 COUNT_AND_SUM: dict[str, dict[str, Any]] = {

@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.bench.oneshot import COUNT_AND_SUM
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.one_run import peak_gib
 
 EPSILON, DELTA, C = 1.0, 1e-6, 10

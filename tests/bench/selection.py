@@ -32,7 +32,7 @@ import numpy.typing as npt
 from dpstream.accounting.weights import MILD, STEEP
 from tests.bench.common import emit, machine
 from tests.bench.front import point
-from tests.bench.regimes.populations import UNSEEN, population
+from tests.bench.regimes.ours import UNSEEN, population
 from tests.oracle.rivals.arrivals import square_root_decoder
 from tests.oracle.rivals.keys import Ints, index_weights, lone_threshold
 from tests.oracle.rivals.laws import Floats, gaussian_mu

@@ -16,6 +16,11 @@ asked in all three ways, one after the other, in turning order:
 Ratios are per query, of the medians of the runs.  Then the same session as batches, and with the
 analyst's re-balancing (ranges widened to whole columns): regions at the beginning of each query.
 The exit code is 1 when a limit is exceeded; limits of ratios are for 14M rows.
+
+Rides with budgets of their own, generated: a map, times, distances, fares.
+
+Half of the rides begin in a dense part of the map, by a law that falls off from its middle, so that
+squares of a grid there have very different numbers of rides.
 """
 
 import argparse
@@ -31,6 +36,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.unit import UnitIdentity
@@ -56,8 +63,77 @@ from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.ledger.orders import Order
 from tests import accounts
-from tests.bench import rides
 from tests.bench.common import emit, machine
+
+#: Values of each dimension, from 0.
+SIZES = {
+    "x": 1024, "y": 1024, "hour": 744, "passengers": 7, "distance": 3_000, "fare": 10_000,
+    "tip": 3_000,
+}  # fmt: skip
+#: The dense part of the map: from, to, in both directions.
+DENSE = (384, 640)
+_CHUNK = 2_000_000
+
+_TABLE = """
+version = 1
+[data_set.rides]
+account = { path = "ledger.db" }
+insecure_test_secret = "KEY"
+[table.rides]
+path = "rides-*.parquet"
+"""
+_DIMENSION = """[table.dimension.{}]
+type = "integer"
+low = 0
+high = {}
+"""
+_BUDGET = """[table.dimension.initial]
+type = "budget"
+most = 8.0
+step = 0.1
+"""
+
+
+def write(folder: Path, rows: int, individual: bool) -> Path:
+    """The records and the project file; budgets of 4 for everybody, or from 1 to 8 each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(2013)
+    for part, begin in enumerate(range(0, rows, _CHUNK)):
+        table = _rides(draw, min(_CHUNK, rows - begin), individual)
+        pq.write_table(table, folder / f"rides-{part:03}.parquet")
+    text = _TABLE.replace("KEY", "5e" * 31 + "a1")
+    text += "".join(_DIMENSION.format(name, size) for name, size in SIZES.items())
+    path = folder / PROJECT_FILE
+    accounts.write(
+        path, text + _BUDGET + ('column = "budget"\n' if individual else "value = 4.0\n")
+    )
+    return path
+
+
+def _rides(draw: np.random.Generator, count: int, individual: bool) -> pa.Table:
+    middle, width = sum(DENSE) / 2, (DENSE[1] - DENSE[0]) / 5
+    dense = draw.random(count) < 0.5
+    places = {
+        name: np.where(dense, draw.normal(middle, width, count), draw.random(count) * SIZES[name])
+        for name in ("x", "y")
+    }
+    distance = draw.gamma(1.5, 200.0, count)
+    fare = 250 + 2.5 * distance + draw.normal(0, 150, count)
+    columns = places | {
+        "hour": draw.integers(0, SIZES["hour"], count),
+        "passengers": 1 + draw.binomial(5, 0.15, count),
+        "distance": distance,
+        "fare": fare,
+        "tip": fare * draw.beta(1, 6, count),
+    }
+    fields = {
+        name: np.clip(values, 0, SIZES[name] - 1).astype(np.int32)
+        for name, values in columns.items()
+    }
+    if individual:
+        fields["budget"] = draw.integers(10, 81, count) / 10
+    return pa.table(fields)
+
 
 BUDGET = 0.1
 #: What a point of the dense squares pays in all: six histograms, counts, averages, counts, median.
@@ -68,7 +144,7 @@ FULL = 1_213
 LIMITS = {False: (1.1, 1.15, 2.0), True: (1.2, 1.3, 2.0)}
 HISTOGRAMS = {
     "hour": (0, 720), "passengers": (1, 6), "distance": (0, 2_000), "fare": (0, 6_000),
-    "tip": (0, 1_000), "x": rides.DENSE,
+    "tip": (0, 1_000), "x": DENSE,
 }  # fmt: skip
 WAYS = ("direct", "pinq", "unitrax")
 
@@ -113,14 +189,14 @@ def session_of(queries: int, widened: bool) -> "Generator[Query, float | None, N
 def _parts(name: str, span: tuple[int, int], parts: int, widened: bool) -> list[tuple[int, int]]:
     edges = np.linspace(*span, parts + 1).astype(int).tolist()
     if widened:
-        edges[0], edges[-1] = 0, rides.SIZES[name]
+        edges[0], edges[-1] = 0, SIZES[name]
     return list(itertools.pairwise(edges))
 
 
 def _grid(squares: int, widened: bool) -> "Generator[Query, float | None, Float64]":
     counts = np.zeros((squares, squares))
-    for row, y in enumerate(_parts("y", rides.DENSE, squares, widened)):
-        for column, x in enumerate(_parts("x", rides.DENSE, squares, widened)):
+    for row, y in enumerate(_parts("y", DENSE, squares, widened)):
+        for column, x in enumerate(_parts("x", DENSE, squares, widened)):
             counts[row, column] = yield Query(COUNT, {"x": x, "y": y})
     return counts
 
@@ -133,7 +209,7 @@ def _dense(
     chosen = np.zeros(counts.size, np.bool_)
     chosen[np.argsort(-counts.ravel(), kind="stable")[:most]] = True
     squares_chosen = chosen.reshape(counts.shape)
-    edges = np.linspace(*rides.DENSE, squares + 1).astype(int).tolist()
+    edges = np.linspace(*DENSE, squares + 1).astype(int).tolist()
     rows = np.flatnonzero(squares_chosen.any(axis=1)).tolist()
     for row, y in zip(rows, _spans(rows, edges, "y", widened), strict=True):
         columns = np.flatnonzero(squares_chosen[row]).tolist()
@@ -145,7 +221,7 @@ def _spans(at: list[int], edges: list[int], name: str, widened: bool) -> list[tu
     if not widened:
         return [(edges[i], edges[i + 1]) for i in at]
     low = [0, *(edges[i] for i in at[1:])]
-    return list(zip(low, [*low[1:], rides.SIZES[name]], strict=True))
+    return list(zip(low, [*low[1:], SIZES[name]], strict=True))
 
 
 class Ways:
@@ -279,7 +355,7 @@ def batches(project: Path, queries: int, held: bool) -> dict[str, Any]:
         for name, (low, high) in HISTOGRAMS.items():
             edges = np.linspace(low, high, min(bars, high - low) + 1).astype(int).tolist()
             query_count += base.histogram(name, BUDGET, edges=edges).table.num_rows
-        edges = np.linspace(*rides.DENSE, squares + 1).astype(int).tolist()
+        edges = np.linspace(*DENSE, squares + 1).astype(int).tolist()
         for figure in (COUNT, average("fare"), average("distance"), COUNT, median("tip")):
             answer = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
             query_count += answer.table.num_rows
@@ -358,7 +434,7 @@ def run(folder: Path, given: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     project = folder / PROJECT_FILE
     loaded = 0.0
     if not project.exists():
-        rides.write(folder, given.rows, given.individual)
+        write(folder, given.rows, given.individual)
         begin = time.process_time()
         init(load_config(project))
         loaded = time.process_time() - begin

@@ -34,7 +34,7 @@ from unittest import mock
 import numpy as np
 import tomlkit
 
-from dpstream.pipelines.connectors import unbounded
+from dpstream.pipelines.connectors import inputs
 from dpstream.pipelines.connectors.files import stream as file_stream
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
@@ -285,7 +285,7 @@ def latency(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     users = int(args.rate * args.seconds / RECORDS_PER_USER)
     rows = generate(Synth(users=users, keys=100_000, row_group_rows=20_000), data / "z.parquet")
     job, passed = job_of(folder / "job", data, args.shards[0], args.triggers), dict[int, float]()
-    timeline, real = job.plan.timeline, unbounded.advance
+    timeline, real = job.plan.timeline, inputs.advance
 
     def advance(estimator: Any, micros: int) -> None:
         real(estimator, micros)

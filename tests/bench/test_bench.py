@@ -21,18 +21,17 @@ from tests.bench import (
     front,
     growth,
     peer_runs,
-    rides,
     selection,
     session,
     stream,
     week,
 )
-from tests.bench.boxes import box_sums, box_variances
 from tests.bench.lanes import Measured, chosen
 from tests.bench.regimes import grid, ours
 from tests.bench.regimes.grid import Cell
-from tests.bench.regimes.populations import population
+from tests.bench.regimes.ours import population
 from tests.bench.shape import statements
+from tests.bench.workloads import box_sums, box_variances
 from tests.lanes import in_order, left_out
 from tests.oracle.rivals import keys
 from tests.oracle.rivals.laws import gaussian_mu
@@ -464,7 +463,7 @@ def test_limits_are_held() -> None:
 
 
 def test_rides_are_the_same_every_time(tmp_path: Path) -> None:
-    one, two = (rides.write(tmp_path / name, 1_000, True) for name in ("a", "b"))
+    one, two = (session.write(tmp_path / name, 1_000, True) for name in ("a", "b"))
     assert one.read_bytes() == two.read_bytes()
     first = [(folder.parent / "rides-000.parquet").read_bytes() for folder in (one, two)]
     assert first[0] == first[1]

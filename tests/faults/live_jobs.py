@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.pipelines.connectors.folder.watch import close_files
+from dpstream.pipelines.connectors.folder.store import close_files
 from tests.faults.processes import files as files_of
 from tests.kafka_broker import Broker
 from tests.runners.prism import binary

@@ -14,9 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.pipelines.formats import lines
 from dpstream.pipelines.formats import texts as text_files
-from dpstream.pipelines.formats.lines import line_blocks
+from dpstream.pipelines.formats.texts import line_blocks
 from tests.fuzz import run, settings, texts
 
 #: Inputs of each target in ``make test``, 10 CPU seconds together.
@@ -86,7 +85,7 @@ def test_a_reader_that_loses_rows_is_seen() -> None:
 def test_a_reader_whose_rows_depend_on_their_neighbours_is_seen() -> None:
     data = b'{"user": 1}\n{"user": [}\n{"user": 2}\n'
     texts.check("jsonl", data)
-    with mock.patch.object(lines, "_decode_one", lambda *_: None):
+    with mock.patch.object(text_files, "_decode_one", lambda *_: None):
         assert wrong("jsonl", data) == "other rows in other blocks"
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP
 from typing_extensions import override
 
+from dpstream.pipelines.connectors.inputs import Progress
 from dpstream.pipelines.connectors.kafka.source import TopicProgress
-from dpstream.pipelines.connectors.unbounded import Progress
 from dpstream.pipelines.jobs.job import Job, load_job
 from tests.drive import Bundle, Drive, letters_of, rows_of
 

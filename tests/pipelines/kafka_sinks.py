@@ -9,7 +9,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
+from dpstream.pipelines.connectors.kafka.client import KafkaTopic
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state import open as stores
 from tests.kafka_broker import Broker, running

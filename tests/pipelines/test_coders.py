@@ -15,7 +15,7 @@ from dpstream.dp_transforms.batches import ArrowBatchCoder, record_schema
 from dpstream.dp_transforms.beam.workers import SplitByShard, unit_ids
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
-from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.pubsub import source as pubsub_client
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.runners.table import RUNNERS, Engine

@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.folder.watch import Markers, close_files
+from dpstream.pipelines.connectors.folder.store import Markers, close_files
 from dpstream.pipelines.connectors.kafka.reader import Kafka
 from dpstream.pipelines.connectors.kafka.sink import read_kafka_releases
-from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub import client as pubsub_puller
+from dpstream.pipelines.connectors.pubsub import source as pubsub_client
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -290,7 +289,7 @@ def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bo
 def test_pubsub_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool) -> None:
     """The sabotaged restart does not seek."""
     monkeypatch.setattr(pubsub_client, "LEAST_ACK_DEADLINE", 10)
-    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 3.0)
+    monkeypatch.setattr(pubsub_client, "PULL_SECONDS", 3.0)
     if sabotaged:
         monkeypatch.setattr(pubsub_client, "seek", lambda *_: None)
     with running() as emulator:

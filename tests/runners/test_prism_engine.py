@@ -23,7 +23,7 @@ from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime
 from dpstream.dp_transforms.beam.clock import Announced, ClockTick, WallClock, clock_tick_of
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT, DPStream
 from dpstream.dp_transforms.telemetry import Deliveries, forget_error
-from dpstream.pipelines.connectors.folder.watch import close_files, rfc3339
+from dpstream.pipelines.connectors.folder.store import close_files, rfc3339
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate.metrics import serving
 from dpstream.pipelines.runners import table as runner_settings

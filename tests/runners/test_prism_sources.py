@@ -16,9 +16,8 @@ from apache_beam.utils.timestamp import Timestamp
 
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.folder.source import Files
-from dpstream.pipelines.connectors.folder.store import place
-from dpstream.pipelines.connectors.folder.watch import close_files
-from dpstream.pipelines.connectors.pubsub import client as pubsub_client
+from dpstream.pipelines.connectors.folder.store import close_files, place
+from dpstream.pipelines.connectors.pubsub import source as pubsub_client
 from dpstream.pipelines.connectors.pubsub.source import PULLERS
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job

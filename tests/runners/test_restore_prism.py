@@ -12,7 +12,7 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms import batches
-from dpstream.pipelines.connectors.folder.watch import close_files
+from dpstream.pipelines.connectors.folder.store import close_files
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.state_admin import info, restore
 from tests.folders import write

@@ -52,10 +52,10 @@ def spanner_ledger(_: str) -> None:
 
 
 def subscription(_: str) -> None:
-    from dpstream.pipelines.connectors.pubsub import client
+    from dpstream.pipelines.connectors.pubsub import source
 
-    client.client.cache_clear()
-    client.described("projects/p/subscriptions/s")
+    source.client.cache_clear()
+    source.described("projects/p/subscriptions/s")
 
 
 def topic(_: str) -> None:

@@ -25,8 +25,7 @@ from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.pipelines.connectors.files.sink import release_path
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.state import open as stores
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.one_run import in_child
 from tests.bench.paper.runs import ONE_RUN
 from tests.bench.paper.synth import Synth, generate

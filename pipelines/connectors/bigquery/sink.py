@@ -36,8 +36,9 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, Usa
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema
-from dpstream.pipelines.connectors.sink import ControlMessage, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.sink import ControlMessage, ReleaseMessages, WriteOnlySink
 from dpstream.pipelines.formats.encodings import as_hex
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state.connecting import (
     LOOK_SECONDS,
     ServiceClient,
@@ -317,7 +318,7 @@ class BigQuerySink(WriteOnlySink):
         self._tables.look(self._seals, SEAL_SCHEMA)
 
     @override
-    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
+    def _put_rows(self, run_id: str, releases: Sequence[ReleaseMessages]) -> None:
         rows = (row for release in releases for row in rows_of(release.batch))
         self._tables.append(self.place, self._schema, rows)
 
@@ -336,6 +337,11 @@ class BigQuerySink(WriteOnlySink):
         return f"{self.place}_seals"
 
 
+def open_sink(job: Job, run_id: str | None) -> BigQuerySink:
+    """Return the sink of a job."""
+    return BigQuerySink(job.sink.table or "", job.plan, run_id)
+
+
 def ddl(plan: Plan, table: str) -> str:
     """Return the definition of both tables of a plan, as text of BigQuery's SQL."""
 
@@ -352,7 +358,5 @@ def ddl(plan: Plan, table: str) -> str:
 
 
 if __name__ == "__main__":
-    from dpstream.pipelines.jobs.job import load_job
-
     job = load_job(sys.argv[1])
     sys.stdout.write(ddl(job.plan, job.sink.table or "project.dataset.table"))

@@ -51,6 +51,7 @@ from dpstream.pipelines.formats.encodings import (
     unguarded,
 )
 from dpstream.pipelines.jobs.charging import folder_used
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
@@ -271,6 +272,11 @@ class FileSink(ReadableSink):
         sync_folders([path])
         print(f"The {name} was damaged in the sink; it is written again.", file=sys.stderr)
         return True
+
+
+def open_sink(job: Job, run_id: str | None) -> FileSink:
+    """Return the sink of a job."""
+    return FileSink(job.sink.path, job.sink.kind, job.sink.guarded)
 
 
 def release_path(window: int, trigger: int, kind: str) -> Path:

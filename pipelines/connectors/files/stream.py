@@ -35,17 +35,15 @@ from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.files.source import Piece, pieces, read_piece
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
-    Backpressure,
-    output,
-    placed,
-    read_transform,
-)
-from dpstream.pipelines.connectors.unbounded import (
     TRACKER,
     WATERMARK,
+    Backpressure,
     Bundle,
     advance,
     beam_time,
+    output,
+    placed,
+    read_transform,
     stands,
 )
 from dpstream.pipelines.formats.rows import Part, Refused, Rows, unreadable

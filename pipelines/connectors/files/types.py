@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.formats.compression import plain_by_name
-from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import is_os_error, row_groups
-from dpstream.pipelines.formats.texts import ANEW, csv_header, csv_positions
+from dpstream.pipelines.formats.texts import ANEW, BrokenFileError, csv_header, csv_positions
 from dpstream.pipelines.jobs.job import Job
 
 if TYPE_CHECKING:

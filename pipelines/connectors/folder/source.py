@@ -1,6 +1,6 @@
 """A folder that grows as a source: ``FolderInput`` of jobs of kind ``folder``.
 
-Markers or times of change say which files are closed (`folder.watch`); all rows of a file have
+Markers or times of change say which files are closed (`folder.store`); all rows of a file have
 the time of its closing as their stamp, or a column that the job names.  One splittable DoFn
 watches; files and their row groups are spread over the workers, which read a closed file in pieces,
 as parts with positions and the columns that are given.  A row's position is a function of its
@@ -29,37 +29,33 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.folder.store import (
     PATIENCE_SECONDS,
-    Folder,
-    Place,
-    away_error,
-    find,
-    patiently,
-    place,
-)
-from dpstream.pipelines.connectors.folder.watch import (
     ClosedFile,
+    Folder,
     Markers,
+    Place,
     SeenFiles,
     Settled,
     Step,
+    away_error,
+    find,
     nothing_seen,
+    patiently,
+    place,
 )
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
     DEAD_LETTER,
+    TRACKER,
+    WATERMARK,
     Backpressure,
+    Bundle,
     Input,
     ReadRows,
+    advance,
     output,
     placed,
     read_transform,
     refusal,
-)
-from dpstream.pipelines.connectors.unbounded import (
-    TRACKER,
-    WATERMARK,
-    Bundle,
-    advance,
     stands,
     wall_micros,
 )

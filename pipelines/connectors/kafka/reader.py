@@ -31,6 +31,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError, required
+from dpstream.pipelines.connectors.inputs import ReaderPool
 from dpstream.pipelines.connectors.kafka.client import (
     CONSUMERS_OWN,
     answer,
@@ -39,9 +40,8 @@ from dpstream.pipelines.connectors.kafka.client import (
     make_client,
     name_of,
 )
-from dpstream.pipelines.connectors.unbounded import ReaderPool
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
+from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.project.job_parts import SourceConfig
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).

@@ -31,12 +31,13 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import key_fields, release_schema
-from dpstream.pipelines.connectors.kafka.client import check_options, patience
-from dpstream.pipelines.connectors.kafka.topic import (
+from dpstream.pipelines.connectors.kafka.client import (
     FIXED,
     LOOK_SECONDS,
     KafkaTopic,
     TopicDescription,
+    check_options,
+    patience,
 )
 from dpstream.pipelines.connectors.sink import (
     Name,
@@ -383,6 +384,12 @@ class KafkaSink(ReadableSink):
                 digest, rows = _digest(value), unsealed.setdefault(name, {})
                 rows[key] = digest if rows.setdefault(key, digest) == digest else b""
         return unsealed
+
+
+def open_sink(job: Job, run_id: str | None) -> KafkaSink:
+    """Return the sink of a job."""
+    sink = job.sink
+    return KafkaSink(sink.servers or "", sink.topic or "", sink.options, job.plan.timeline)
 
 
 def _rows(release: ReleaseMessages, partitions: int) -> Iterator[tuple[str, bytes, int]]:

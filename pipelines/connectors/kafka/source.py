@@ -37,12 +37,20 @@ from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.inputs import (
     BACKPRESSURE_SECONDS,
+    BUNDLE_SECONDS,
+    TRACKER,
+    WATERMARK,
     Backpressure,
+    Bundle,
     Input,
     ReadRows,
+    advance,
+    beam_time,
     output,
     placed,
     read_transform,
+    stands,
+    wall_micros,
 )
 from dpstream.pipelines.connectors.kafka.client import connect
 from dpstream.pipelines.connectors.kafka.reader import (
@@ -57,18 +65,8 @@ from dpstream.pipelines.connectors.kafka.reader import (
     parts,
     refused_at_start,
 )
-from dpstream.pipelines.connectors.unbounded import (
-    BUNDLE_SECONDS,
-    TRACKER,
-    WATERMARK,
-    Bundle,
-    advance,
-    beam_time,
-    stands,
-    wall_micros,
-)
-from dpstream.pipelines.formats.lines import Objects
 from dpstream.pipelines.formats.rows import Reason, refuse
+from dpstream.pipelines.formats.texts import Objects
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 

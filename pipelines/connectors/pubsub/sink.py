@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.limits import SINK_SECONDS
-from dpstream.pipelines.connectors.sink import ControlMessage, Name, OutgoingRelease, WriteOnlySink
+from dpstream.pipelines.connectors.sink import ControlMessage, Name, ReleaseMessages, WriteOnlySink
+from dpstream.pipelines.jobs.job import Job
 from dpstream.state.connecting import (
     LOOK_SECONDS,
     ServiceClient,
@@ -49,15 +50,12 @@ class PubsubTopic(ServiceClient):
     Args:
         topic: ``projects/P/topics/T``.
         seconds: how long the service may be away, which is time in which nothing gets through.
-        field: the field that names the topic, for errors.
     """
 
     service = "Pub/Sub"
 
-    def __init__(
-        self, topic: str, seconds: float = SINK_SECONDS, field: str = "sink.topic"
-    ) -> None:
-        super().__init__(field)
+    def __init__(self, topic: str, seconds: float = SINK_SECONDS) -> None:
+        super().__init__("sink.topic")
         self.topic, self._seconds = topic, seconds
 
     def look(self) -> None:
@@ -113,8 +111,7 @@ class PubsubTopic(ServiceClient):
 
     @override
     def _new_client(self) -> Any:
-        kind = "sink.kind" if self.field == "sink.topic" else self.field
-        pubsub = imported("pubsub", "google.cloud.pubsub_v1", kind)
+        pubsub = imported("pubsub", "google.cloud.pubsub_v1")
         batches = pubsub.types.BatchSettings(max_bytes=4 << 20, max_latency=0.02, max_messages=1000)
         options = pubsub.types.PublisherOptions(
             enable_message_ordering=True, retry=retry(self._seconds)
@@ -141,7 +138,7 @@ class PubsubSink(WriteOnlySink):
         self, topic: str, run_id: str | None = None, seconds: float = SINK_SECONDS
     ) -> None:
         super().__init__(run_id)
-        self.place, self._topic = topic, PubsubTopic(topic, seconds, self.field)
+        self.place, self._topic = topic, PubsubTopic(topic, seconds)
 
     @override
     def prepare(self, restoring: bool = False) -> None:
@@ -149,8 +146,8 @@ class PubsubSink(WriteOnlySink):
         self._topic.look()
 
     @override
-    def _put_rows(self, releases: Sequence[OutgoingRelease]) -> None:
-        self._topic.send(row for release in releases for row in _rows(release))
+    def _put_rows(self, run_id: str, releases: Sequence[ReleaseMessages]) -> None:
+        self._topic.send(row for release in releases for row in _rows(run_id, release))
 
     @override
     def _put_control_messages(self, messages: Sequence[ControlMessage]) -> None:
@@ -172,13 +169,17 @@ class PubsubSink(WriteOnlySink):
         self._topic.close()
 
 
-def _rows(release: OutgoingRelease) -> list[Message]:
-    messages = release.messages
-    order = _order(release.run_id, messages.name)
-    common = {"kind": "row", **_attributes(release.run_id, messages.name)}
+def open_sink(job: Job, run_id: str | None) -> PubsubSink:
+    """Return the sink of a job."""
+    return PubsubSink(job.sink.topic or "", run_id)
+
+
+def _rows(run_id: str, release: ReleaseMessages) -> list[Message]:
+    order = _order(run_id, release.name)
+    common = {"kind": "row", **_attributes(run_id, release.name)}
     return [
         Message(order, value, {"release_id": key, **common})
-        for key, value in zip(messages.keys, messages.values, strict=True)
+        for key, value in zip(release.keys, release.values, strict=True)
     ]
 
 

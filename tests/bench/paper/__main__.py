@@ -13,7 +13,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.cli.main import Coded, silence
 from dpstream.pipelines.cli.parts import AS_JSON, examples, options, print_json
-from tests.bench.paper.modes import NAMED
+from tests.bench.paper.jobs import NAMED
 
 BASELINES = ("paper", "baseline1", "baseline2", "baseline1+published", "baseline2+published")
 LINEAR = ("example4", "table2", "figure3", "figure4", "figure5")

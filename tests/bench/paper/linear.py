@@ -3,11 +3,17 @@
 Errors are exact: they depend on queries and strategy alone.  Only relative errors need a table,
 and there the mean size of a Gaussian error, sd (2 / pi)^1/2, takes the place of repeated trials.
 Noise is calibrated by the analytic Gaussian, for every strategy alike.
+
+Workloads and generated data of the eigen-design experiments (Li and Miklau, 2012), at any size.
+
+Cells are a power of 2 that attributes share as evenly as can be, the first ones smaller: 2,048 are
+8 x 16 x 16.  The real data cannot be shipped: tables of its two shapes are generated instead, a
+mixture of products of falling frequencies, with as many records as the paper says.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,14 +32,195 @@ from dpstream.accounting.strategies.cells.eigen import (
     spectrum,
     weigh,
 )
-from dpstream.accounting.strategies.cells.strategy import CellStrategy, dense_gram, wavelet
-from dpstream.accounting.workloads.workload import Workload, of_matrix
+from dpstream.accounting.strategies.cells.strategy import CellStrategy, Kron, dense_gram, wavelet
+from dpstream.accounting.workloads.attributes import of_size
+from dpstream.accounting.workloads.workload import Workload, marginals, of_matrix, over
 from dpstream.pipelines.workload.picture import strategy_matrices
 from tests.accounting.strategies.cells.shapes import EXAMPLE4
-from tests.bench.paper import linear_shapes as shapes
-from tests.bench.paper.cell_baselines import gaussian_error
+from tests.bench.paper.cell_baselines import BY_NAME, gaussian_error
 from tests.bench.paper.fewer_weights import Columns, Sines, principal, separation
-from tests.bench.paper.linear_shapes import Problem, Table
+
+RANGE_RIVALS, TABLE_RIVALS = ("haar", "hierarchical"), ("fourier", "datacube")
+#: Random queries of a workload.
+QUERIES = 1000
+
+
+class Problem(NamedTuple):
+    """A workload of the experiments.
+
+    Attributes:
+        grid: one product over the attributes, where the workload is one matrix over all cells.
+        rivals: strategies that the paper compares with.
+        queries: what total errors are divided by where ``workload`` has other rows than are asked.
+    """
+
+    name: str
+    workload: Workload
+    rivals: tuple[str, ...]
+    grid: Workload | None = None
+    queries: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """What a total error is divided by for a mean."""
+        return self.workload.weight if self.queries is None else self.queries
+
+    def rival(self, name: str) -> CellStrategy:
+        """A strategy that is known beforehand, over the attributes."""
+        if self.grid is None:
+            return BY_NAME[name](self.workload)
+        made = BY_NAME[name](self.grid)
+        if not isinstance(made.gram, Kron):
+            return made
+        return CellStrategy(made.name, dense_gram(kron([f.dense() for f in made.gram.factors])))
+
+    def eigen(self) -> CellStrategy:
+        """The eigen-design."""
+        return eigen(spectrum(self.workload))
+
+    def relative(self) -> "Problem":
+        """Every query divided by its norm: what a strategy of small relative error is made for."""
+        return self._replace(workload=self.workload.relative())
+
+
+def split(cells: int, attributes: int) -> tuple[int, ...]:
+    """Sizes of so many attributes whose product is ``cells``.
+
+    Raises:
+        UsageError: not a power of 2 from 2^attributes.
+    """
+    bits = cells.bit_length() - 1
+    if cells != 1 << bits or bits < attributes:
+        raise UsageError(
+            "--cells", f"is a power of 2, at least {1 << attributes}", "write e.g. 2048"
+        )
+    low, more = divmod(bits, attributes)
+    return tuple(1 << (low + (axis >= attributes - more)) for axis in range(attributes))
+
+
+def ranges(sizes: Sequence[int]) -> Problem:
+    """All ranges over attributes of these sizes."""
+    name = "all ranges " + by(sizes)
+    return Problem(name, over(sizes, ["range"] * len(sizes)), RANGE_RIVALS)
+
+
+def random_ranges(sizes: Sequence[int], seed: int) -> Problem:
+    """Ranges drawn in two steps (Xiao et al.): which attributes are named, then an interval of
+    each."""
+    rng = np.random.default_rng([seed, len(sizes), 3])
+    rows = np.ones((QUERIES, 1))
+    named = rng.permuted(
+        np.arange(len(sizes)) < rng.integers(1, len(sizes) + 1, QUERIES)[:, None], axis=1
+    )
+    for axis, size in enumerate(sizes):
+        lo, hi = np.sort(rng.integers(0, size, (2, QUERIES)), axis=0)
+        lo, hi = np.where(named[:, axis], (lo, hi), [[0], [size - 1]])
+        cells = np.arange(size)
+        inside = (lo[:, None] <= cells) & (cells <= hi[:, None])
+        rows = (rows[:, :, None] * inside[:, None, :]).reshape(QUERIES, -1)
+    grid = over(sizes, ["range"] * len(sizes))
+    return Problem("random ranges " + by(sizes), of_matrix(rows), RANGE_RIVALS, grid)
+
+
+def tables(sizes: Sequence[int], ways: int = 2) -> Problem:
+    """All tables of so many attributes."""
+    workload = marginals(attributes(sizes), [min(ways, len(sizes))])
+    return Problem(f"{ways}-way tables {by(sizes)}", workload, TABLE_RIVALS)
+
+
+def random_tables(sizes: Sequence[int], seed: int) -> Problem:
+    """A quarter of the sets of attributes (2 to 16 of them), each set as likely as any other."""
+    rng = np.random.default_rng([seed, len(sizes), 4])
+    count = min(16, max(2, (1 << len(sizes)) // 4))
+    chosen = rng.choice((1 << len(sizes)) - 1, count, replace=False) + 1
+    axes = {tuple(k for k in range(len(sizes)) if code >> k & 1) for code in chosen.tolist()}
+    all_tables = marginals(attributes(sizes), range(1, len(sizes) + 1))
+    workload = Workload(
+        all_tables.attributes, tuple(p for p in all_tables.products if p.axes in axes)
+    )
+    return Problem("random tables " + by(sizes), workload, TABLE_RIVALS)
+
+
+def permuted(problem: Problem, seed: int) -> Problem:
+    """The same queries of cells in another order, as a root of their Gram matrix: total errors
+    depend on nothing else."""
+    gram = problem.workload.gram()
+    order = np.random.default_rng([seed, 5]).permutation(len(gram))
+    values, vectors = np.linalg.eigh(gram[np.ix_(order, order)])
+    nonzero = values > 1e-10 * values[-1]
+    root = (vectors[:, nonzero] * np.sqrt(values[nonzero])).T
+    grid, rivals = problem.grid or problem.workload, problem.rivals
+    return Problem(problem.name + ", permuted", of_matrix(root), rivals, grid, problem.weight)
+
+
+def range_tables(sizes: Sequence[int], ways: int) -> Problem:
+    """All ranges of all tables of so many attributes."""
+    rivals = (*RANGE_RIVALS, *TABLE_RIVALS)
+    return Problem(f"{ways}-way range tables {by(sizes)}",
+                 marginals(attributes(sizes), [ways], "range"), rivals)  # fmt: skip
+
+
+def prefixes(cells: int) -> Problem:
+    """The cumulative curve."""
+    return Problem(f"prefixes {cells}", over([cells], ["prefix"]), RANGE_RIVALS)
+
+
+def predicates(cells: int, seed: int) -> Problem:
+    """As many random predicates as cells."""
+    rows = np.random.default_rng([seed, 6]).integers(0, 2, (cells, cells)) + 0.0
+    rows[~rows.any(axis=1), 0] = 1.0
+    return Problem(f"predicates {cells}", of_matrix(rows), (*RANGE_RIVALS, "fourier"))
+
+
+def attributes(sizes: Sequence[int]) -> list:  # type: ignore[type-arg]
+    """Attributes named by their numbers."""
+    return [of_size(str(axis), size) for axis, size in enumerate(sizes)]
+
+
+def by(sizes: Sequence[int]) -> str:
+    """8x16x16."""
+    return "x".join(map(str, sizes))
+
+
+class Table(NamedTuple):
+    """A generated histogram.
+
+    Attributes:
+        counts: (cells,) of the shape ``sizes``, the last axis fastest.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    counts: Float64
+
+    @property
+    def records(self) -> float:
+        """How many there are."""
+        return float(self.counts.sum())
+
+
+def histograms(cells: int, seed: int) -> list[Table]:
+    """Tables of the shapes of the paper's census (15M records) and Adult data (33,000)."""
+    return [
+        generated("census", split(cells, 3), 15_000_000, seed),
+        generated("adult", split(cells, 4), 33_000, seed + 1),
+    ]
+
+
+def generated(name: str, sizes: tuple[int, ...], records: int, seed: int) -> Table:
+    """Records of 12 kinds, in each of which an attribute's values are as frequent as 1 / rank."""
+    rng = np.random.default_rng([seed, 7])
+    kinds = rng.dirichlet(np.ones(12))
+    chances = np.zeros(math.prod(sizes))
+    for share in kinds.tolist():
+        parts = []
+        for size in sizes:
+            falling = 1 / np.arange(1.0, size + 1)
+            # Near values are of like frequency, as ages and incomes are.
+            parts.append(np.roll(falling / falling.sum(), rng.integers(size)))
+        chances += share * kron(parts)
+    return Table(name, sizes, rng.multinomial(records, chances / chances.sum()).astype(np.float64))
+
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -122,13 +309,13 @@ def example4(study: Study, say: Say) -> list[Row]:
 
 def table2(study: Study, say: Say) -> list[Row]:
     """Table 2: alternative workloads, best and worst rival, and the bound."""
-    sizes = shapes.split(study.cells, 3)
+    sizes = split(study.cells, 3)
     problems: dict[str, Callable[[], Problem]] = {
-        "1D ranges, permuted": lambda: shapes.permuted(shapes.ranges((study.cells,)), study.seed),
-        "1-way range tables": lambda: shapes.range_tables(sizes, 1),
-        "2-way range tables": lambda: shapes.range_tables(sizes, 2),
-        "prefixes": lambda: shapes.prefixes(study.cells),
-        "predicates": lambda: shapes.predicates(study.cells, study.seed),
+        "1D ranges, permuted": lambda: permuted(ranges((study.cells,)), study.seed),
+        "1-way range tables": lambda: range_tables(sizes, 1),
+        "2-way range tables": lambda: range_tables(sizes, 2),
+        "prefixes": lambda: prefixes(study.cells),
+        "predicates": lambda: predicates(study.cells, study.seed),
     }
     rows = []
     for name, make in problems.items():
@@ -151,11 +338,11 @@ def figure3(study: Study, say: Say) -> list[Row]:
     cells, seed, rows = study.cells, study.seed, []
     for kind, counts in (("ranges", (1, 2, 3, 4)), ("tables", (3, 4, 5))):
         for count in counts:
-            sizes = shapes.split(cells, count)
+            sizes = split(cells, count)
             for problem in _both(kind, sizes, seed):
                 say(f"Figure 3: {problem.name}")
                 rows.append({"figure": "absolute", "kind": kind, **rated(problem, study.scale)})
-    for table in shapes.histograms(cells, seed):
+    for table in histograms(cells, seed):
         for kind in ("ranges", "tables"):
             for problem in _both(kind, table.sizes, seed):
                 say(f"Figure 3: {problem.name} of the {table.name} table")
@@ -172,8 +359,8 @@ def figure3(study: Study, say: Say) -> list[Row]:
 
 def _both(kind: str, sizes: tuple[int, ...], seed: int) -> list[Problem]:
     if kind == "ranges":
-        return [shapes.ranges(sizes), shapes.random_ranges(sizes, seed)]
-    return [shapes.tables(sizes), shapes.random_tables(sizes, seed)]
+        return [ranges(sizes), random_ranges(sizes, seed)]
+    return [tables(sizes), random_tables(sizes, seed)]
 
 
 def relative_errors(problem: Problem, table: Table) -> dict[str, float]:
@@ -196,7 +383,7 @@ def figure4(study: Study, say: Say) -> list[Row]:
     seconds beyond the eigenbasis."""
     cells = study.large
     sines = Sines(cells)
-    eigensystem = spectrum(shapes.tables(shapes.split(cells, 3)).workload)
+    eigensystem = spectrum(tables(split(cells, 3)).workload)
     cases: list[tuple[str, Vectors, Float64]] = [
         ("1D ranges", sines, sines.eigenvalues()),
         ("2-way tables", Vectors(eigensystem.folding, eigensystem.vectors), eigensystem.values),
@@ -236,8 +423,8 @@ def _timed(make: Callable[[], Weights]) -> tuple[Weights, float]:
 def figure5(study: Study, say: Say) -> list[Row]:
     """Figure 5: other design queries than eigenvectors, cells in their order and permuted."""
     rows = []
-    for problem in (shapes.ranges((study.cells,)), shapes.tables(shapes.split(study.cells, 3))):
-        for variant in (problem, shapes.permuted(problem, study.seed)):
+    for problem in (ranges((study.cells,)), tables(split(study.cells, 3))):
+        for variant in (problem, permuted(problem, study.seed)):
             say(f"Figure 5: {variant.name}")
             sizes = problem.workload.sizes
             eigensystem = spectrum(variant.workload)

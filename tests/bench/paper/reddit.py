@@ -42,8 +42,8 @@ import pyarrow.compute as pc
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.lines import read_jsonl
 from dpstream.pipelines.formats.rows import Refused
+from dpstream.pipelines.formats.texts import read_jsonl
 from tests.bench.paper.synth import (
     DAY_MICROS,
     MAX_USERS,

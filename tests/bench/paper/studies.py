@@ -12,8 +12,7 @@ from pathlib import Path
 from dpstream.accounting.errors import UsageError
 from tests.bench.paper import reddit, synth
 from tests.bench.paper.baselines import NAMES
-from tests.bench.paper.jobs import Frame, Setting
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode
 from tests.bench.paper.runs import Contest, Row, Say, check, compare, provenance
 
 

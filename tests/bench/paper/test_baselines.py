@@ -37,8 +37,7 @@ from tests.bench.paper.baselines import (
     query_of,
     run_baseline,
 )
-from tests.bench.paper.jobs import Frame, Setting, write_job
-from tests.bench.paper.modes import parse_mode
+from tests.bench.paper.jobs import Frame, Setting, parse_mode, write_job
 from tests.bench.paper.synth import DAY_MICROS, Synth, generate
 from tests.bench.paper.truth import Columns, Scoreboard, Truth, load
 

@@ -10,7 +10,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.strategies.cells.eigen import spectrum
 from tests.bench.paper import linear
-from tests.bench.paper import linear_shapes as shapes
+from tests.bench.paper import linear as shapes
 from tests.bench.paper.linear import PARTS, Row, Study
 
 STUDY = Study(cells=32, large=128)

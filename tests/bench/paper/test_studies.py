@@ -33,8 +33,7 @@ from dpstream.state.ledger.open import AccountPlace
 from tests.bench.paper import runs
 from tests.bench.paper.__main__ import BASELINES, ListCommand, paper
 from tests.bench.paper.baselines import NAMES
-from tests.bench.paper.jobs import Frame, Setting, pattern_of, write_job
-from tests.bench.paper.modes import NAMED, parse_mode
+from tests.bench.paper.jobs import NAMED, Frame, Setting, parse_mode, pattern_of, write_job
 from tests.bench.paper.one_run import in_child, peak_gib
 from tests.bench.paper.paper import published_budget
 from tests.bench.paper.runs import Contest, check, provenance

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.bench.common import emit, machine
 from tests.bench.regimes import grid
-from tests.bench.regimes.populations import GENERATORS
+from tests.bench.regimes.ours import GENERATORS
 
 
 def chosen(args: argparse.Namespace) -> list[grid.Cell]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tests.bench.regimes import ours
-from tests.bench.regimes.populations import GENERATORS, population
+from tests.bench.regimes.ours import GENERATORS, population
 from tests.oracle.rivals import arrivals, keys, planner, prefixes, ranges, totals
 
 CONTRIBUTIONS = (1, 2, 4, 8, 32)

@@ -113,8 +113,8 @@ class Noted(WriteOnlySink):
         self.put: list[Any] = []
 
     @override
-    def _put_rows(self, releases: Sequence[Any]) -> None:
-        self.put += [(r.run_id, key) for r in releases for key in r.messages.keys]
+    def _put_rows(self, run_id: str, releases: Sequence[Any]) -> None:
+        self.put += [(run_id, key) for release in releases for key in release.keys]
 
     @override
     def _put_control_messages(self, messages: Sequence[Any]) -> None:

@@ -35,17 +35,17 @@ from dpstream.dp_transforms.flow import (
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors import unbounded
+from dpstream.pipelines.connectors import inputs
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.inputs import (
     ASK_SECONDS,
     TRIGGER_TIMES_AHEAD,
     Backpressure,
+    ReaderPool,
     positioned,
     refusal,
 )
 from dpstream.pipelines.connectors.run_manifest import Catching
-from dpstream.pipelines.connectors.unbounded import ReaderPool
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
@@ -103,7 +103,7 @@ def test_unused_ones_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     with readers.lend("b", Counted):
         assert not first.closed
-    monkeypatch.setattr(unbounded, "UNUSED_SECONDS", -1.0)
+    monkeypatch.setattr(inputs, "UNUSED_SECONDS", -1.0)
     with readers.lend("c", Counted):
         assert first.closed
     with readers.lend("a", Counted) as second:

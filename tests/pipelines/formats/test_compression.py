@@ -15,13 +15,13 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.connectors.files.source import ReadFiles, recorded
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.formats import compression
-from dpstream.pipelines.formats import lines as source_lines
+from dpstream.pipelines.formats import texts as source_lines
 from dpstream.pipelines.formats.compression import (
     Unpacked,
     codec_of,
     plain_by_name,
 )
-from dpstream.pipelines.formats.lines import BrokenFileError
+from dpstream.pipelines.formats.texts import BrokenFileError
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.run import run_job
@@ -277,7 +277,7 @@ def test_folders_that_grow(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_lines, "BLOCK_BYTES", 4096)
         if stamp == "closed":
-            patch.setattr("dpstream.pipelines.connectors.folder.watch.MARGIN", 0)
+            patch.setattr("dpstream.pipelines.connectors.folder.store.MARGIN", 0)
             patch.setattr(
                 "dpstream.pipelines.connectors.folder.source.wall_micros", lambda: 1 << 60
             )

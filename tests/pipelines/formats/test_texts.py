@@ -14,18 +14,8 @@ from pyarrow import csv as pacsv
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats import lines as source_lines
+from dpstream.pipelines.formats import texts as source_lines
 from dpstream.pipelines.formats.encodings import encode, table_of_text
-from dpstream.pipelines.formats.lines import (
-    BOM,
-    MAX_DEPTH,
-    MAX_LINE_BYTES,
-    BrokenFileError,
-    Objects,
-    most_brackets,
-    read_jsonl,
-    split,
-)
 from dpstream.pipelines.formats.rows import (
     Reason,
     Refused,
@@ -36,7 +26,20 @@ from dpstream.pipelines.formats.rows import (
     runs,
 )
 from dpstream.pipelines.formats.small import read_texts
-from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_csv, read_text
+from dpstream.pipelines.formats.texts import (
+    BOM,
+    MAX_DEPTH,
+    MAX_LINE_BYTES,
+    BrokenFileError,
+    Objects,
+    csv_header,
+    csv_positions,
+    most_brackets,
+    read_csv,
+    read_jsonl,
+    read_text,
+    split,
+)
 from tests.pipelines.connectors.files.test_source import csv_rows, json_rows
 
 COLUMNS = ["user", "page", "note"]

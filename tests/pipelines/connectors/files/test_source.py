@@ -39,10 +39,9 @@ from dpstream.pipelines.connectors.files.source import (
 )
 from dpstream.pipelines.connectors.input_files import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.formats import lines as source_lines
-from dpstream.pipelines.formats.lines import read_jsonl
+from dpstream.pipelines.formats import texts as source_lines
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
-from dpstream.pipelines.formats.texts import read_csv
+from dpstream.pipelines.formats.texts import read_csv, read_jsonl
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.job_parts import SourceConfig
 
@@ -326,7 +325,7 @@ def test_a_json_line_means_the_same_in_any_company(lines: list[tuple[bytes, Any]
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_blocks_never_show(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(source_lines, "MAX_LINE_BYTES", 60)
-    monkeypatch.setattr("dpstream.pipelines.formats.lines.MAX_LINE_BYTES", 60)
+    monkeypatch.setattr("dpstream.pipelines.formats.texts.MAX_LINE_BYTES", 60)
     text = b"a,b\n" + b"\n".join(line for line, _ in CSV_LINES[:-1]) + b"\n\n\r\n"
     text += b"x" * 61 + b",y\nlast,one"
     objects = b"\xef\xbb\xbf" + b"\n".join(line for line, _ in JSON_LINES) + b'\n\n{"a":"z"}'

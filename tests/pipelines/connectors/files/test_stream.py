@@ -150,7 +150,7 @@ def test_the_same_rows_as_the_bounded_source(
 ) -> None:  # fmt: skip
     job = make_job(kind, batch_rows=batch_rows)
     messy(tmp_path / "in", kind)
-    monkeypatch.setattr("dpstream.pipelines.connectors.unbounded.BUNDLE_ROWS", 150)
+    monkeypatch.setattr("dpstream.pipelines.connectors.inputs.BUNDLE_ROWS", 150)
     rows, dead = bounded(job)
     assert len(rows) > 500 and dead
     run = drive(job, fresh=fresh)

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError, instance
 from dpstream.pipelines.connectors.kafka import sink as sink_kafka
+from dpstream.pipelines.connectors.kafka.client import KafkaTopic
 from dpstream.pipelines.connectors.kafka.sink import (
     KafkaSink,
     PublishedTopic,
@@ -22,7 +23,6 @@ from dpstream.pipelines.connectors.kafka.sink import (
     manifest_name,
     read_kafka_releases,
 )
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.run_manifest import write_manifest
 from dpstream.pipelines.connectors.sink import (
@@ -59,7 +59,7 @@ __all__ = ["broker", "fresh", "made"]
 
 OLDER = "older than its sink"
 #: ``send`` is called for: the manifest, then rows and seals of the releases of a bundle.
-SEND = "dpstream.pipelines.connectors.kafka.topic:KafkaTopic.send"
+SEND = "dpstream.pipelines.connectors.kafka.client:KafkaTopic.send"
 
 
 def kafka_sink(job: Job) -> KafkaSink:

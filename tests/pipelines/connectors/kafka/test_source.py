@@ -17,7 +17,8 @@ from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.pipelines.connectors import unbounded
+from dpstream.pipelines.connectors import inputs
+from dpstream.pipelines.connectors.inputs import Progress, ProgressTracker, ReaderPool
 from dpstream.pipelines.connectors.kafka import reader as kafka_reader
 from dpstream.pipelines.connectors.kafka import source as source_kafka
 from dpstream.pipelines.connectors.kafka.reader import (
@@ -29,9 +30,8 @@ from dpstream.pipelines.connectors.kafka.reader import (
 )
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, ReadTopic, WatchPartitions
 from dpstream.pipelines.connectors.registry import input_of
-from dpstream.pipelines.connectors.unbounded import Progress, ProgressTracker, ReaderPool
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Rows
+from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.operate.check import check_source
 from tests.kafka_broker import Broker
 from tests.pipelines.kafka_jobs import Driver, kafka_job, record
@@ -207,7 +207,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch, ahead_ms: int
 ) -> None:
     """Messages at odd times: none is older than the watermark before it.  A sabotage breaks it."""
-    honest = unbounded.advance
+    honest = inputs.advance
 
     def early(estimator: Any, micros: int) -> None:
         honest(estimator, micros + ahead_ms * 1_000)
@@ -233,7 +233,7 @@ def test_the_watermark_keeps_its_promise_and_goes_on(
 def test_a_bundle_ends_soon_and_goes_on(
     kafka: Broker, drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (source_kafka, unbounded):
+    for module in (source_kafka, inputs):
         monkeypatch.setattr(module, "BUNDLE_SECONDS", 0.02)
     topic = kafka.topic()
     kafka.produce(topic, (record(i) for i in range(60_000)))

@@ -20,6 +20,8 @@ from confluent_kafka import KafkaError, KafkaException
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, instance
 from dpstream.pipelines.connectors.kafka.client import (
     CERTIFICATES,
+    KafkaTopic,
+    TopicDescription,
     answer,
     check_options,
     looked_up,
@@ -35,11 +37,10 @@ from dpstream.pipelines.connectors.kafka.reader import (
     refused_at_start,
 )
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink, read_kafka_releases, refuse_unfit
-from dpstream.pipelines.connectors.kafka.topic import KafkaTopic, TopicDescription
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.sink import is_row
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.formats.rows import Refused, Rows
+from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_parts import SourceConfig
 from dpstream.pipelines.stream.begin import begin

@@ -16,23 +16,22 @@ import pytest
 from google.api_core import exceptions
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, required
-from dpstream.pipelines.connectors.pubsub import client as module
-from dpstream.pipelines.connectors.pubsub import client as pubsub_client
-from dpstream.pipelines.connectors.pubsub import client as pubsub_puller
 from dpstream.pipelines.connectors.pubsub import source as source_pubsub
-from dpstream.pipelines.connectors.pubsub.client import (
+from dpstream.pipelines.connectors.pubsub.source import (
     ACK_MESSAGES,
     HORIZON_SECONDS,
+    PULLERS,
     QUIET_SECONDS,
     Ages,
+    PubSubInput,
     Puller,
+    ReadPubSub,
     acknowledge,
     answer_of,
     described,
     oldest_micros,
     publish_micros,
 )
-from dpstream.pipelines.connectors.pubsub.source import PULLERS, PubSubInput, ReadPubSub
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.state.connecting import PASSING
@@ -149,12 +148,12 @@ def test_poisoned_messages(emulator: Emulator, make_pubsub_job: MakePubSubJob) -
 def give_up_pulls() -> None:
     """Like the death of a worker; the emulator may take a while to notice, at most a pull."""
     PULLERS.close()
-    time.sleep(pubsub_puller.PULL_SECONDS + 0.2)
+    time.sleep(source_pubsub.PULL_SECONDS + 0.2)
 
 
 @pytest.fixture
 def short_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 1.5)
+    monkeypatch.setattr(source_pubsub, "PULL_SECONDS", 1.5)
 
 
 def test_acknowledged_when_stored_and_not_before(
@@ -289,20 +288,20 @@ def test_an_outage(monkeypatch: pytest.MonkeyPatch, make_pubsub_job: MakePubSubJ
         reader = Reader(make_pubsub_job(subscription))
         reader.until(lambda: reader.watermark is not None)
         guarded.kill(own.process)
-        monkeypatch.setattr(pubsub_puller, "PAUSE_SECONDS", 0.02)
+        monkeypatch.setattr(source_pubsub, "PAUSE_SECONDS", 0.02)
         time.sleep(0.1)
         reader.step()
         stands = reader.watermark
         for _ in range(15):
             reader.step()
         assert reader.watermark == stands and reader.rows() == []
-        monkeypatch.setattr(pubsub_puller, "LOST_SECONDS", 0.01)
+        monkeypatch.setattr(source_pubsub, "LOST_SECONDS", 0.01)
         with pytest.raises(RunError, match="cannot be pulled") as caught:
             for _ in range(100):
                 reader.step()
         assert "127.0.0.1" not in "".join(traceback.format_exception(caught.value))
         with pytest.raises(RunError, match=r"table\.subscription: .* answer"):
-            monkeypatch.setattr(pubsub_client, "START_SECONDS", 0.5)
+            monkeypatch.setattr(source_pubsub, "START_SECONDS", 0.5)
             input_of(make_pubsub_job(subscription)).identity()
 
 
@@ -344,7 +343,7 @@ def test_a_subscription_that_is_deleted_ends_the_job(
 def test_a_reader_that_paused_takes_no_silence_for_proof(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pubsub_puller, "PULL_SECONDS", 3.0)
+    monkeypatch.setattr(source_pubsub, "PULL_SECONDS", 3.0)
     _, subscription = emulator.subscription()
     puller = Puller(subscription)
     puller.take(10, 0.05, 0.05)
@@ -378,12 +377,7 @@ def test_a_missing_client_is_a_usage_error(
 ) -> None:
     job = make_pubsub_job("projects/p/subscriptions/s")
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
-    for name in (
-        "dpstream.pipelines.connectors.pubsub.client",
-        "dpstream.pipelines.connectors.pubsub.source",
-    ):
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("dpstream.pipelines.connectors.pubsub.client")
+    monkeypatch.delitem(sys.modules, "dpstream.pipelines.connectors.pubsub.source")
     with pytest.raises(UsageError, match=r"\[pubsub\]"):
         input_of(job)
 
@@ -431,7 +425,7 @@ def test_acknowledgements_go_in_parts_and_may_fail(monkeypatch: pytest.MonkeyPat
             if len(sizes) == 1:
                 raise exceptions.ServiceUnavailable("away")
 
-    monkeypatch.setattr(module, "client", Service)
+    monkeypatch.setattr(source_pubsub, "client", Service)
     acknowledge("projects/p/subscriptions/s", ["x"] * (ACK_MESSAGES + 1))
     assert sizes == [ACK_MESSAGES, 1]
 
