@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import InvariantError, required
 from dpstream.accounting.tabulation.margins import combine, published_margin, quantile, weight
-from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Noise, Parameters, Table
+from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Parameters, Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.perturb import Measured
 
@@ -187,14 +187,8 @@ def _margins(part: Measured, rows: Sequence[Row], parameters: Parameters) -> lis
     ]
 
 
-@functools.lru_cache(maxsize=256)
-def _weight(first: Noise, detail: Noise, cells: int) -> float:
-    return weight(first, detail, cells)
-
-
-@functools.lru_cache(maxsize=256)
-def _quantile(noise: Noise, chance: float) -> int:
-    return quantile(noise, chance)
+_weight = functools.lru_cache(maxsize=256)(weight)
+_quantile = functools.lru_cache(maxsize=256)(quantile)
 
 
 def _starts(level: LevelDomain, groups: Int64) -> list[pa.StringArray]:

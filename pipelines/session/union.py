@@ -191,7 +191,7 @@ def _cells(
         within = [False] * len(inside)
     for number, cell, sure in zip(numbers.tolist(), inside, within, strict=True):
         size = points(cell)
-        if size and (sure or _is_covered(cell, boxes, size)):
+        if size and (sure or sum(points(_in(cell, box)) for box in boxes) == size):
             yield Part(
                 cell,
                 size,
@@ -227,15 +227,6 @@ def _in_one(cells: Int64, boxes: Int64) -> npt.NDArray[np.bool_]:
     for box in boxes:
         within |= ((cells[:, :, 0] >= box[:, 0]) & (cells[:, :, 1] <= box[:, 1])).all(axis=1)
     return within
-
-
-def _is_covered(cell: Int64, boxes: Int64, size: int) -> bool:
-    """Return whether all points of a cell are in the boxes.
-
-    Args:
-        size: number of the cell's points.
-    """
-    return sum(points(_in(cell, box)) for box in boxes) == size
 
 
 def _least_noisy(parts: list[Part]) -> list[Part]:

@@ -462,12 +462,11 @@ class Size(NamedTuple):
 PRODUCTION = Size(1_000_000, ("01", "02", "04"), 1_820, 949, 200, production=True)
 
 
-def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) -> dict[str, int]:
+def generate(parameters: Path, data: Path, size: Size) -> dict[str, int]:
     """Write a complete set of files.
 
     Args:
         parameters: folder of the parameter files; data: of the data files.
-        overwrite: whether files that are there may be replaced.
 
     Returns:
         By file, how many rows it has.
@@ -496,7 +495,7 @@ def generate(parameters: Path, data: Path, size: Size, overwrite: bool = False) 
         ),
     }
     for path in written:
-        if path.exists() and not overwrite:
+        if path.exists():
             raise UsageError(path.name, "exists", "choose another folder")
     for path, (_, parts) in written.items():
         with file_errors(path.name, "cannot be written"):

@@ -259,16 +259,6 @@ def parsed(lines: Lines, lookup: Lookup) -> Parsed:
     return Parsed(columns.records(good), lines.positions[well[good]], refused)
 
 
-def strict_refusal(file: str) -> PolicyError:
-    """Return the error with ``--strict`` for a record that breaks a rule; it does not say which."""
-    return PolicyError(
-        file,
-        "has a record that breaks a rule of its format, and --strict refuses these; whether there "
-        "is one depends on the data, so this refusal says something about them",
-        "look into the dead letters without --strict, correct the file, and tell nobody else",
-    )
-
-
 #: What a line is before its rules are known: nothing is wrong, or it is none of the run's.
 _NOTHING, _SKIPPED = -1, -2
 _ORDER = {rule: number for number, rule in enumerate(Rule)}
@@ -463,7 +453,14 @@ def read_one(
     with file_errors(name, "cannot be read"):
         for parsed in read_piece(piece, lookup):
             if letters is None and len(parsed.refused.offsets):
-                raise strict_refusal(name)
+                raise PolicyError(  # it does not say which record, nor which rule
+                    name,
+                    "has a record that breaks a rule of its format, and --strict refuses these; "
+                    "whether there is one depends on the data, so this refusal says something "
+                    "about them",
+                    "look into the dead letters without --strict, correct the file, and tell "
+                    "nobody else",
+                )
             refused.append(parsed.refused)
             yield parsed.records
     if letters is not None:

@@ -215,11 +215,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
     }
     check(Path(__file__).with_name("refusals_generate.txt"), of_refusals(calls))
     assert not (tmp_path / "p").exists()
-
-
-def test_files_that_are_there_are_replaced_if_told(made: Office, tmp_path: Path) -> None:
-    own = Office(tmp_path / "parameters", tmp_path / "data")
-    own.parameters.mkdir()
-    (own.parameters / "config.json").write_text("mine")
-    generate(*own, Size(persons=300), overwrite=True)
-    assert of_files(own.parameters) == of_files(made.parameters)
