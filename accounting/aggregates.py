@@ -39,11 +39,12 @@ from typing_extensions import override
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import Aggregate, ValueStream
 
 #: Name of the running count of records, which columns of several kinds share.
 COUNT = "count"
+_SUMMED, _COUNTED = "the column has an exact sum", "units are counted"
 
 
 class Prefix(NamedTuple):
@@ -123,9 +124,7 @@ class AggregateKind(ABC):
 def own_prefix(aggregate: Aggregate, prefixes: Prefixes) -> tuple[ValueStream, Prefix]:
     """Return the running sum that was made for a column."""
     prefix = prefixes.streams[aggregate.name]
-    if prefix.stream is None:
-        raise ValueError("a running sum has a stream")
-    return prefix.stream, prefix
+    return required(prefix.stream, "a running sum has a stream"), prefix
 
 
 def takes_no_column(aggregate: Aggregate, where: str) -> None:
@@ -241,9 +240,7 @@ class Sum(AggregateKind):
 
     @override
     def exact(self, stream: ValueStream | None, truth: Exact) -> Float64:
-        if stream is None or truth.total is None:
-            raise ValueError("no exact sum")
-        return truth.total * stream.grid
+        return required(truth.total, _SUMMED) * required(stream, _SUMMED).grid
 
 
 class Units(AggregateKind):
@@ -257,21 +254,16 @@ class Units(AggregateKind):
 
     @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
-        if prefixes.units is None:
-            raise ValueError("no count of units is kept")
-        return prefixes.units.values, np.full(len(prefixes.units.values), prefixes.units.sd)
+        units = required(prefixes.units, _COUNTED)
+        return units.values, np.full(len(units.values), units.sd)
 
     @override
     def expected_sd(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, str]:
-        if prefixes.units is None:
-            raise ValueError("the budget has no count of units")
-        return prefixes.units.sd, ""
+        return required(prefixes.units, _COUNTED).sd, ""
 
     @override
     def exact(self, stream: ValueStream | None, truth: Exact) -> Float64:
-        if truth.units is None:
-            raise ValueError("no exact count of units")
-        return truth.units
+        return required(truth.units, _COUNTED)
 
 
 class DerivedSum(msgspec.Struct, frozen=True):
@@ -363,10 +355,9 @@ class Mean(AggregateKind):
 
     @override
     def exact(self, stream: ValueStream | None, truth: Exact) -> Float64:
-        if stream is None or truth.total is None:
-            raise ValueError("no exact sum")
+        total, grid = required(truth.total, _SUMMED), required(stream, _SUMMED).grid
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(truth.total / truth.records * stream.grid)
+            return np.asarray(total / truth.records * grid)
 
 
 def quotient(

@@ -15,11 +15,19 @@ that needs none (a plan of a session, `--help`) does not wait for SciPy.
 **OpenBLAS** runs on one thread while a strategy is solved (`one_thread`), so that a strategy costs
 what it costs: two threads that waited for each other on a busy machine took five times the CPU of
 one.
+
+A filter that drops the warnings that Beam logs while it is imported, and no others.
+
+Beam warns of each missing library of its file systems and of its BigQuery client.  A reader cannot
+act on these warnings: a library that a job needs is named when it is needed
+(`accounting.extras`).  Every import of the package runs this module before any of its modules
+imports Beam.
 """
 
 import contextlib
 import ctypes
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,3 +119,26 @@ def one_thread() -> Iterator[None]:
     finally:
         for set_count, threads in before:
             set_count(threads)
+
+
+#: The loggers' names, and how the messages begin.
+_DROPPED = (("apache_beam.io.filesystems", "Failed to import"), (None, "apitools not found"))
+
+
+def drop_import_warnings() -> None:
+    """Drop the warnings that Beam logs at its import, before they reach any handler."""
+    for name, beginning in _DROPPED:
+        logging.getLogger(name).addFilter(_Dropped(beginning))
+
+
+class _Dropped(logging.Filter):
+    """Drops messages of Beam's modules that begin with a text."""
+
+    def __init__(self, beginning: str) -> None:
+        super().__init__()
+        self._beginning = beginning
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is shown."""
+        dropped = isinstance(record.msg, str) and record.msg.startswith(self._beginning)
+        return not (dropped and "apache_beam" in record.pathname)

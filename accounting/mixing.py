@@ -56,7 +56,9 @@ class Mixing:
             raise UsageError(
                 _FIELD, f"needs 1 to {MAX_MIXED_CELLS} cells", "use fewer or coarser attributes"
             )
-        self.inverse_norm2 = certified or _product_norm2(self.factors)
+        # A column of a Kronecker product is one of columns, and its norm the product of norms.
+        norms = () if certified else [inverse_norm2(factor) for factor in self.factors]
+        self.inverse_norm2 = certified or math.prod(norms) * (1 + len(norms) * _SLACK)
 
     @property
     def identity(self) -> bool:
@@ -91,12 +93,6 @@ class Mixing:
         """The largest sum of magnitudes of a row of L, rounded up."""
         sums = [float(np.abs(factor).sum(axis=1).max()) for factor in self.factors]
         return math.prod(sums) * (1 + 1e-11)
-
-
-def _product_norm2(factors: Sequence[Float64]) -> float:
-    """A column of a Kronecker product is one of columns, and its norm the product of norms."""
-    norms = [inverse_norm2(factor) for factor in factors]
-    return math.prod(norms) * (1 + len(norms) * _SLACK)
 
 
 def _check(factor: Float64) -> None:

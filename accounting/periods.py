@@ -2,8 +2,8 @@
 
 The limit holds for every period separately: a charge is accepted if, **for every period of its
 range**, a filter accepts the sum of all charges whose range contains that period
-(`accounting.filters`).  The reason: two data sets that differ in one unit (one person's records of
-one period) give the same input to every charge whose records lie in other periods, so such a
+(`accounting.composition`).  The reason: two data sets that differ in one unit (one person's records
+of one period) give the same input to every charge whose records lie in other periods, so such a
 charge cannot tell them apart, whatever was answered before.  Different filters may accept
 different periods, because each pair of neighbours differs in one period only.
 
@@ -23,10 +23,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from dpstream.accounting.composition import Spend, Total, epsilon_spent, written
+from dpstream.accounting.composition import FilterName, Limit, Spend, Total, epsilon_spent, written
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import up
-from dpstream.accounting.filters import FilterName, Limit
 from dpstream.accounting.gaussian import bisected
 from dpstream.accounting.plan.unit import Charged, UnitIdentity, cost_to, periods_of
 

@@ -3,7 +3,7 @@
 Each value stream of a key is a prefix q_t = exact prefix + n_t, n_t the decoded noise of the
 stream's strategy at window trigger t (at its only step where keys are published once, at the
 close): the same integers as decoding the noisy nodes, because
-the decoder commutes with integer shifts (``accounting.strategies.tree``).  The step at which
+the decoder commutes with integer shifts (``accounting.strategies.base``).  The step at which
 buffered data entered does not change q_t, so releasing a buffer needs no per-step state.
 
 Sensitivity: C L sqrt(col2) of each stream for a unit with all pairs in one key and step, with a

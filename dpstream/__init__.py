@@ -16,7 +16,7 @@ Names are loaded when they are asked for, so that ``import dpstream`` costs noth
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpstream.accounting.beam_warnings import drop_import_warnings
+from dpstream.accounting.libraries import drop_import_warnings
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError

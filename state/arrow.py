@@ -290,13 +290,10 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
 def count_keys(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
     """Count the commits' records by (unit, window, key), for a shard that decides."""
     for row in rows:  # also of units whose counts are told
-        if _tells_keys(row.records):
+        with pa.ipc.open_stream(pa.py_buffer(row.records)) as reader:
+            tells_keys = "key" in reader.schema.names
+        if tells_keys:
             enter_keys(units, records_of([row]))
-
-
-def _tells_keys(blob: Checked) -> bool:
-    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
-        return "key" in reader.schema.names
 
 
 def enter_keys(units: UnitShard, records: Admitted) -> None:

@@ -7,6 +7,8 @@ sources and sinks retry the transient errors of Google's services.
 
 Clients of Google's services (`ServiceClient`) are opened where they are used; that one is absent,
 or has no credentials, is a coded error.
+
+An object whose own ``close`` is called at the end of a ``with`` block.
 """
 
 import contextlib
@@ -16,7 +18,8 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.extras import require
@@ -199,3 +202,22 @@ def failed(field: str, error: BaseException | None, rule: str) -> RunError:
     if field.startswith("sink."):
         fix += ": the store has every release"
     return RunError(field, f"{rule}: {type(error).__name__}", fix)
+
+
+class Closing(ABC):
+    """A context whose end calls ``close``, whether the block succeeds or fails."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the object holds; a second call has no effect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -14,11 +14,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from dpstream.accounting.composition import Spend, Total
+from dpstream.accounting.composition import Limit as Filters
+from dpstream.accounting.composition import Spend, Total, default_parts
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.filters import Limit as Filters
-from dpstream.accounting.filters import default_parts
 from dpstream.accounting.periods import Piece, Room, Spent
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.text import duration_micros, instant_micros

@@ -135,7 +135,15 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         units=None if units is None else len(counts) - 1,
         values=list(range(len(counts), len(streams))),
         weights=None if budget.weights is None else _packed(budget.weights),
-        statistic=None if budget.statistic is None else _statistic_text(budget.statistic),
+        statistic=None
+        if budget.statistic is None
+        else _Statistic(
+            budget.statistic.weighted,
+            budget.statistic.counted,
+            budget.statistic.alone,
+            _packed(budget.statistic.sd),
+            _packed(budget.statistic.rounding),
+        ),
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.sound,
         tests=plan.design.schedule,
@@ -243,11 +251,6 @@ def _stream_text(noise: StreamNoise, encoders: list[Encoder]) -> _Stream:
     at = encoders.index(noise.encoder)
     figures = noise.col2, noise.sensitivity, noise.share, noise.sigma, noise.scale
     return _Stream(noise.name, at, *figures, noise.most, noise.sooner)
-
-
-def _statistic_text(statistic: Statistic) -> _Statistic:
-    sd, rounding = _packed(statistic.sd), _packed(statistic.rounding)
-    return _Statistic(statistic.weighted, statistic.counted, statistic.alone, sd, rounding)
 
 
 def _budget(calibration: _Text) -> Budget:

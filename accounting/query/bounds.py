@@ -62,7 +62,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import InvariantError, UsageError, required
 from dpstream.accounting.libraries import special
 from dpstream.accounting.query.calibration import (
     COMBINED,
@@ -401,9 +401,8 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             of_kind = {"count": "rows", "var": "squares", "stddev": "squares"}
             what = of_kind.get(column.kind, "values")
             each, estimate = estimates[column.name]
-            if made.low is None or made.high is None:
-                raise InvariantError("made.low is not None and made.high is not None")
-            ends = round(made.low / column.grid), round(made.high / column.grid)
+            low, high = (required(b, "the bounds are chosen") for b in (made.low, made.high))
+            ends = round(low / column.grid), round(high / column.grid)
             added = column.kind in _ADDED
             cuts[each.name] = cut_of(each, estimate, what, ends, column.grid, added)
     groups = plan.groups

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import InvariantError, UsageError
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import Aggregate
 
 ColumnKind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
@@ -87,9 +87,8 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def aggregate(self) -> Aggregate:
         """The column as one of a stream, for what both have in common; it must have bounds."""
-        if self.low is None or self.high is None:
-            raise InvariantError("self.low is not None and self.high is not None")
-        return Aggregate(self.name, "mean", self.name, (self.low, self.high), self.grid)
+        low, high = (required(bound, "a column has bounds") for bound in (self.low, self.high))
+        return Aggregate(self.name, "mean", self.name, (low, high), self.grid)
 
     def grid_bounds(self) -> tuple[int, int]:
         """Return (low, high) in grid units, snapped inward."""

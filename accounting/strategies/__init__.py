@@ -1,11 +1,10 @@
 """Noise strategies for prefixes of a stream: one interface, see ``base.Strategy``."""
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.strategies.base import Strategy
+from dpstream.accounting.strategies.base import Strategy, TreeStrategy
 from dpstream.accounting.strategies.blt import BltStrategy
 from dpstream.accounting.strategies.dense import DenseStrategy
 from dpstream.accounting.strategies.geometric import GeometricStrategy
-from dpstream.accounting.strategies.tree import TreeStrategy
 
 __all__ = [
     "STRATEGIES",

@@ -56,7 +56,7 @@ from dpstream.accounting.strategies.base import Ranges, Strategy
 #     sum_j s_j^2 c_j - tr(K Y Y^T),    Y = P diag(s) M^T,  K = (1 + P P^T)^-1,  c_j = T - j + 1.
 #
 # Y is a running sum along each row of P, so that a value and its gradient take O(p^2 T) operations
-# (``cells.pure`` minimises the same error for any queries, in O(p n^2)).  L-BFGS from the levels
+# (`cells.products` minimises the same error for any queries, in O(p n^2)).  L-BFGS from the levels
 # of a k-ary tree takes a second at T = 1000.  Its sd is 8% below that of the best k-ary tree
 # decoded by least squares at T = 100, and 12% below at T = 1000.
 #

@@ -14,7 +14,7 @@ from dpstream.accounting.figures import duration
 from dpstream.accounting.periods import Room, person_spent
 from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.accounting.strength import limit_weaknesses
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """A question as the account would receive it (`state.ledger.answers`).
+    """A question as the account would receive it (`state.ledger.contract`).
 
     Attributes:
         charge: what the question costs, if it was not charged before.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.prf import KeyRing
-    from dpstream.state.ledger.answers import Decision
+    from dpstream.state.ledger.contract import Decision
     from dpstream.state.ledger.events import Charge, ChargeKind
     from dpstream.state.ledger.history import History
 

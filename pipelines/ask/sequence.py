@@ -41,8 +41,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Question
-from dpstream.state.ledger.answers import Answer, AnswerLog
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import Answer, AnswerLog, Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 

@@ -232,7 +232,7 @@ def execute(
     was answered is restored from the account's files, whatever the records are by then.
     """
     from dpstream.accounting.strength import weaknesses
-    from dpstream.accounting.tabulation.describe import NO_GUARANTEE
+    from dpstream.accounting.tabulation.plan import NO_GUARANTEE
     from dpstream.dp_transforms.noise.secret_source import SecretSource
     from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.tabulation.execute import Order

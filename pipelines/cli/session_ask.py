@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.session.ask import SessionRequest
     from dpstream.pipelines.session.receipt import Answer
     from dpstream.pipelines.session.session import Asker, Session, Subspace
-    from dpstream.state.ledger.answers import Answer as Committed
+    from dpstream.state.ledger.contract import Answer as Committed
 
 
 #: The session table of a command; without a name the only one of the project file.

@@ -31,7 +31,7 @@ from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.render.answer import cut_lines, python_values, rows_text
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, estimated, presented, read
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger

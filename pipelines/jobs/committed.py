@@ -126,7 +126,7 @@ def _names_private_run(tuning: "ChoiceSection") -> bool:
 
 def _receipt(job: "Job", tuning: "ChoiceSection") -> Receipt:
     """Return the committed receipt of the job's tuning, whose charge is in the account."""
-    from dpstream.state.ledger.answers import AnswerLog  # not needed by a job without a tuning
+    from dpstream.state.ledger.contract import AnswerLog  # not needed by a job without a tuning
     from dpstream.state.ledger.open import open_ledger
 
     missing = PolicyError("choice.run_id", "has no matching charge in the account", _AGAIN)

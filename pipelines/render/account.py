@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpstream.accounting.composition import NAMES
 from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, left_text, up
-from dpstream.accounting.filters import NAMES
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.render.layout import count, each, labelled, page
 

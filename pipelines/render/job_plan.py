@@ -10,9 +10,8 @@ from typing import Any
 
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.figures import duration, exact, guarantee_pair, human, up
-from dpstream.accounting.guarantee import NEIGHBOURS, describe
+from dpstream.accounting.guarantee import NEIGHBOURS, Promise, describe, promises
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.promises import Promise, promises
 from dpstream.accounting.tuning.answer import Tuned
 from dpstream.accounting.tuning.outlook import SIZES, outlook
 from dpstream.pipelines.render.layout import INDENT, each, labelled, page, wrapped

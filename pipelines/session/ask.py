@@ -40,9 +40,9 @@ from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer, Header, decoded
 from dpstream.pipelines.session.receipt import check as check_part
 from dpstream.pipelines.session.selection import Selection, common
-from dpstream.state.ledger.answers import Answer as Committed
-from dpstream.state.ledger.answers import Decision
 from dpstream.state.ledger.balances import region_of
+from dpstream.state.ledger.contract import Answer as Committed
+from dpstream.state.ledger.contract import Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import Order, Views

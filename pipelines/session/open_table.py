@@ -14,8 +14,8 @@ from dpstream.pipelines.session.records.manifest import (
     check_account,
     read_manifest,
 )
-from dpstream.state.closing import Closing
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.connecting import Closing
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
 

@@ -21,9 +21,8 @@ from dpstream.accounting.figures import second_text
 from dpstream.accounting.regions.amounts import CLOSED as CLOSED_AMOUNT
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
-from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Budget, Space
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.spent import Spent, charge, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session import names, sentences
 from dpstream.pipelines.session.conditions import Kind, nonempty

@@ -11,9 +11,8 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import volumes
-from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.regions.spent import Decision
+from dpstream.accounting.regions.spent import Decision, charge
 from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.calibration import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget

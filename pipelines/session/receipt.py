@@ -13,7 +13,7 @@ from dpstream.accounting.figures import decimal_text
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.sessions.aggregates import PARTS, Question
 from dpstream.pipelines.formats import receipt
-from dpstream.state.ledger.answers import Answer as Committed
+from dpstream.state.ledger.contract import Answer as Committed
 
 if TYPE_CHECKING:
     import pyarrow as pa

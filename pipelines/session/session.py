@@ -42,7 +42,7 @@ from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import Answer
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.union import Union, assembled
-from dpstream.state.closing import Closing
+from dpstream.state.connecting import Closing
 from dpstream.state.ledger.orders import Order, Planned
 
 if TYPE_CHECKING:

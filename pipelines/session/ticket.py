@@ -4,7 +4,7 @@ A service (Dataflow) computes later, on machines that cannot reach the account. 
 charged first, where the account is, and the ticket is handed over: run id, question, boxes of the
 charge, and the table's parts by their digests.  The ticket and the secret fix the answer: every
 computation from it, however often, gives the same bytes.  That is why its name is committed as the
-request's receipt BEFORE it is handed over (``state.ledger.answers``): to commit what fixes the
+request's receipt BEFORE it is handed over (``state.ledger.contract``): to commit what fixes the
 answer is to commit the answer.  A second ticket of one run id, of other records, would be the same
 noise on other sums; only the ticket whose name is committed first is valid.
 
@@ -41,8 +41,8 @@ from dpstream.pipelines.session.receipt import ticket_name
 from dpstream.pipelines.session.records.manifest import Part
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PRIVATE, put_once
-from dpstream.state.ledger.answers import Answer as Committed
 from dpstream.state.ledger.balances import region_of
+from dpstream.state.ledger.contract import Answer as Committed
 from dpstream.state.ledger.events import Charge, packed, unpacked
 
 

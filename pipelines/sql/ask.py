@@ -57,7 +57,7 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
 from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
-from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
+from dpstream.state.ledger.contract import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger

@@ -28,7 +28,7 @@ from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.pipelines.tables.catalog import Catalog
-from dpstream.state.closing import Closing
+from dpstream.state.connecting import Closing
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
 

@@ -14,7 +14,7 @@ from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.render.answer import json_rows, rows_text
-from dpstream.state.ledger.answers import Answer
+from dpstream.state.ledger.contract import Answer
 from dpstream.state.numbers import numbers
 
 #: Parts of a column's interval, what stands between its name and theirs, and how they are called

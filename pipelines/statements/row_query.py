@@ -51,7 +51,7 @@ from dpstream.pipelines.statements.row_local import (
 from dpstream.pipelines.tables.catalog import Table
 from dpstream.pipelines.tables.columns import ROW, TYPES, UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
-from dpstream.state.closing import Closing
+from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import file_errors
 
 _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}

@@ -35,7 +35,7 @@ from dpstream.pipelines.tables.files import (
     text_parts,
     typed,
 )
-from dpstream.state.closing import Closing
+from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import failed_read
 
 _CUT_OFF = {Reason.UNREADABLE_FILE.value, Reason.UNREADABLE_REST.value}

@@ -58,7 +58,7 @@ from dpstream.pipelines.tabulation.work import (
 )
 from dpstream.state.disk_errors import file_errors, require_folder
 from dpstream.state.durable import make_folder
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import AccountPlace, open_ledger

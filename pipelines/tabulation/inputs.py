@@ -26,10 +26,9 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import RunError, UsageError, required
 from dpstream.accounting.limits import MIN_DELTA
-from dpstream.accounting.tabulation.describe import describe
 from dpstream.accounting.tabulation.guarantee import DELTA
 from dpstream.accounting.tabulation.parameters import Level, Parameters
-from dpstream.accounting.tabulation.plan import TablePlan
+from dpstream.accounting.tabulation.plan import TablePlan, describe
 from dpstream.dp_transforms.tabulation.domain import (
     Domain,
     PublicFiles,

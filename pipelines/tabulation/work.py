@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dpstream.accounting.errors import required
-from dpstream.accounting.tabulation.describe import NO_GUARANTEE
 from dpstream.accounting.tabulation.parameters import Table, draws
+from dpstream.accounting.tabulation.plan import NO_GUARANTEE
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.tabulation.domain import Domain, Shard

@@ -77,7 +77,7 @@ from dpstream.pipelines.tuning.ask import (
     render,
 )
 from dpstream.state.disk_errors import file_error
-from dpstream.state.ledger.answers import Answer, AnswerLog, Decision
+from dpstream.state.ledger.contract import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger

@@ -1,7 +1,7 @@
 """Pure epsilon: whole-number strategies with two-sided geometric noise, released as they are; and
 whether that or Gaussian noise answers a workload, with the same epsilon and delta 0.
 
-What is published is B x + noise, B of whole numbers (`accounting.strategies.cells.pure`), one exact
+What is published is B x + noise, B of whole numbers (`cells.products`), one exact
 discrete Laplace draw for each row.  A record moves B x by a column, L1 norm at most D (exact); C
 records by at most C D, so that noise of scale b >= C D / epsilon has densities whose ratio is at
 most e^epsilon anywhere.  Cells are estimated by least squares, axis by axis, which is
@@ -52,7 +52,7 @@ from dpstream.accounting.periods import Room
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
-from dpstream.accounting.strategies.cells.pure import LatticeStrategy
+from dpstream.accounting.strategies.cells.products import LatticeStrategy
 from dpstream.accounting.workloads.workload import Workload
 from dpstream.pipelines.workload.estimate import Estimate
 from dpstream.pipelines.workload.planning import (

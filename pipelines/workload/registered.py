@@ -65,7 +65,7 @@ from dpstream.pipelines.workload.release import (
     write_estimate,
     write_release,
 )
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import Accept, History
 from dpstream.state.ledger.open import open_ledger

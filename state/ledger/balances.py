@@ -39,16 +39,15 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
-from dpstream.accounting.regions.charging import charge as charged
-from dpstream.accounting.regions.charging import close
 from dpstream.accounting.regions.embedding import embedding
 from dpstream.accounting.regions.space import Budget
-from dpstream.accounting.regions.spent import Spent, restored, untouched
+from dpstream.accounting.regions.spent import Spent, close, restored, untouched
+from dpstream.accounting.regions.spent import charge as charged
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge, Widened
-from dpstream.state.npz import DAMAGED
+from dpstream.state.numbers import DAMAGED
 from dpstream.state.seals import digest, sealed_text, unsealed_text
 
 #: (kind of budget, analyst).

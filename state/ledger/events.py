@@ -36,8 +36,8 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.composition import Parts
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.filters import Parts
 from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.embedding import Embedding
@@ -174,7 +174,7 @@ class Charge(
             microseconds from the first to before the second, ``None`` without an end; without a
             span the charge counts in every period of the account.
         takes: whether it takes its periods for good, as a first charge that only its own pair fits
-            (`accounting.filters`); the account decides that.
+            (`accounting.composition`); the account decides that.
 
     Raises:
         ValueError: a figure is negative, infinite or not a number.
@@ -236,7 +236,7 @@ class Created(_Event, frozen=True, tag="created"):
         data_set: name of the data set.
         unit: the privacy unit, which never changes.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
-        parts: the division of the limit's delta (`accounting.filters`); ``None`` without a limit.
+        parts: the division of the limit's delta (`composition.Limit`); ``None`` without a limit.
     """
 
     id: str

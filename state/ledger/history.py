@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from dpstream.accounting.composition import NAMES
+from dpstream.accounting.composition import Limit as Filters
 from dpstream.accounting.errors import PolicyError, required
 from dpstream.accounting.figures import exact
-from dpstream.accounting.filters import NAMES
-from dpstream.accounting.filters import Limit as Filters
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.accounting.periods import Spent, Verdict
 from dpstream.accounting.plan.unit import cost_to

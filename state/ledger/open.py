@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from dpstream.accounting.composition import default_parts, fitted_parts
 from dpstream.accounting.errors import AccountWarning, PolicyError, UsageError
 from dpstream.accounting.extras import require
-from dpstream.accounting.filters import default_parts, fitted_parts
 from dpstream.accounting.places import below
 from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.state.ledger.contract import Ledger
@@ -352,7 +352,7 @@ def create_account(
         unit: the privacy unit; it never changes.
         limit: (epsilon, delta) per unit; ``None``: each record has its own budget.
         first: charge of the job that the account is made for; delta is divided so that the job fits
-            (`accounting.filters.fitted_parts`).  ``None``: delta is divided by default.
+            (`accounting.composition.fitted_parts`).  ``None``: delta is divided by default.
 
     Raises:
         UsageError: there is another account already, or none may be made there.

@@ -1,6 +1,6 @@
 """The budgets of a table's points, in the account of the table's data set.
 
-A query is decided and charged in ONE transaction of the account (`state.ledger.answers`), durable
+A query is decided and charged in ONE transaction of the account (`state.ledger.contract`), durable
 before a row of data is read; `pipelines.ask.sequence` describes the order of all steps.
 
 **No budget is spent twice.**  In the transaction the account first reads every entry that others
@@ -29,8 +29,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import down
 from dpstream.accounting.regions.amounts import CLOSED, MICRO, check_amount
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, points, taken
-from dpstream.accounting.regions.charging import closable
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.regions.spent import Spent, closable
 from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import (
     Balances,

@@ -12,7 +12,6 @@ from dpstream.accounting.limits import CELL_BYTES, COMMIT_MUTATIONS, INLINE_PAIR
 from dpstream.state import arrow
 from dpstream.state.retention_store import KeyPiece, Selection
 from dpstream.state.spanner.client import commit
-from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
     PLAIN,
@@ -25,7 +24,7 @@ from dpstream.state.spanner.rows import (
     pack_states,
     release_cells,
 )
-from dpstream.state.spanner.schema import SELECTED
+from dpstream.state.spanner.schema import SELECTED, Mutations, parts
 from dpstream.state.spanner.shards import COPIED, SpannerUnitShard, piece_of
 from dpstream.state.store import NEVER, KeyShard
 

@@ -29,7 +29,7 @@ from dpstream.state.retention_store import (
     UnitPiece,
     UnitProgress,
 )
-from dpstream.state.spanner import commits
+from dpstream.state.spanner import schema
 from dpstream.state.spanner.client import (
     CELL_SEAL,
     GENERATION,
@@ -44,7 +44,6 @@ from dpstream.state.spanner.client import (
     read_rows,
     transact,
 )
-from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS, Filled, states_of
 from dpstream.state.spanner.rows import (
     PLAIN,
@@ -63,17 +62,15 @@ from dpstream.state.spanner.schema import (
     FORGOTTEN,
     REACH,
     SELECTED,
+    Mutations,
     clear,
     named,
+    parts,
     read_identity,
     read_metadata,
     swap_metadata,
 )
-from dpstream.state.spanner.shards import (
-    SpannerUnitShard,
-    selections_between,
-    selections_of,
-)
+from dpstream.state.spanner.shards import SpannerUnitShard, window_of
 from dpstream.state.store import RunIdentity
 
 #: Shards whose progress is read by ranges of their own.
@@ -120,9 +117,6 @@ class SpannerRetention(RetentionStore):
         """Rows, as of the open snapshot if there is one."""
         return read_rows(self._db, table, columns, keys, ranges, self._snapshot)
 
-    def _mine(self) -> spanner.KeyRange:
-        return between([self._first_part], [self._first_part + GENERATION])
-
     # --- notes --------------------------------------------------------------------------
 
     @override
@@ -139,7 +133,8 @@ class SpannerRetention(RetentionStore):
     def progress(self, first: int = 0) -> list[tuple[int, int, int]]:
         parts = range(self._first_part, self._first_part + self.identity.shards)
         few = first and len(parts) <= _FEW
-        ranges = [from_on(part, first) for part in parts] if few else [self._mine()]
+        mine = between([self._first_part], [self._first_part + GENERATION])
+        ranges = [from_on(part, first) for part in parts] if few else [mine]
         rows = self._rows("Progress", PROGRESS, ranges=ranges)
         return [(w, part - self._first_part, step) for part, w, step in rows if w >= first]
 
@@ -177,9 +172,9 @@ class SpannerRetention(RetentionStore):
 
     def _close_decisions(self, part: int) -> None:
         decided = self._unit_rows(part)[0].get(BOUND, 0)
-        epoch = commits.of_decision(decided)
+        epoch = schema.of_decision(decided)
         if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
-            commits.close_decisions(self._db, part, decided)
+            schema.close_decisions(self._db, part, decided)
             self._fencing_epoch[part] = epoch
 
     @abstractmethod
@@ -208,11 +203,11 @@ class SpannerRetention(RetentionStore):
             " AND WindowIndex BETWEEN 0 AND @most AND Releases IS NOT NULL",
             {**self._bounds(), "most": before - 1},
         )
-        over = before // commits.EPOCH_LENGTH * commits.EPOCH_LENGTH
+        over = before // schema.EPOCH_LENGTH * schema.EPOCH_LENGTH
         if not over:
             return
         for shard in range(self.identity.shards):
-            commits.close_windows(self._db, self._first_part + shard, before)
+            schema.close_windows(self._db, self._first_part + shard, before)
         for table in ("Steps", "Progress"):
             change_everywhere(
                 self._db,
@@ -325,9 +320,13 @@ class SpannerRetention(RetentionStore):
 
     @override
     def selections(self, shard: int, after: int, upto: int | None = None) -> list[Selection]:
-        key_ranges = [selections_between(self._first_part + shard, after, upto)]
-        rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=key_ranges)
-        return selections_of(rows)
+        part, last = self._first_part + shard, (1 << 62) if upto is None else upto
+        behind = between((part, SELECTED, after + 1), (part, SELECTED, last + 1))
+        rows = self._rows("Steps", ("Step", "Piece", "Releases"), ranges=[behind])
+        return [
+            Selection(int(step), window_of(piece), arrow.from_bytes(b64decode(value)))
+            for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
+        ]
 
     def _all_units(self, shard: int) -> tuple[Ids, UnitRows]:
         columns = ("UnitId", "Records")

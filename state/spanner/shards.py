@@ -10,12 +10,11 @@ the part of it that has the keys, and no two commits give a row the same number.
 """
 
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.cloud import spanner
 from google.cloud.spanner_v1.database import Database
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
@@ -25,7 +24,6 @@ from dpstream.state.arrow import enter_keys, indexed
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.spanner.client import between, prefix, read_rows
-from dpstream.state.spanner.commits import Mutations, parts
 from dpstream.state.spanner.rows import (
     DUE,
     PLAIN,
@@ -50,7 +48,7 @@ from dpstream.state.spanner.rows import (
     unpack_records,
     unpack_states,
 )
-from dpstream.state.spanner.schema import SELECTED
+from dpstream.state.spanner.schema import SELECTED, Mutations, parts
 from dpstream.state.store import NEVER, Admitted, Ints, KeyShard, StepResult, UnitShard
 
 _COLUMNS = ("Part", "UnitId", "Records")
@@ -62,7 +60,6 @@ _KEY = ("Part", "WindowIndex", "KeyId")
 #: Numbers of rows that a copy wrote begin here, within their window's.
 COPIED = 1 << 31
 _WINDOW, _PIECE = 32, 12
-_END = 1 << 62
 
 
 class SpannerUnitShard(UnitShard):
@@ -432,6 +429,11 @@ def piece_of(window: int, number: int) -> int:
     return (window << _WINDOW) + number
 
 
+def window_of(piece: int) -> int:
+    """Return the window of a ``piece_of``."""
+    return int(piece) >> _WINDOW
+
+
 def selection_of(
     states: SpannerKeyShard, step: PendingStep, slots: Bool | None = None
 ) -> Selection | None:
@@ -473,17 +475,3 @@ def add_selection(
         for n, value in enumerate(release_cells(selection.keys))
     ]
     out.insert("Steps", STEP, rows)
-
-
-def selections_between(part: int, after: int, upto: int | None) -> spanner.KeyRange:
-    """Return the range of a part's rows of selections behind a trigger time, and up to another."""
-    last = _END if upto is None else upto + 1
-    return between((part, SELECTED, after + 1), (part, SELECTED, last))
-
-
-def selections_of(rows: Iterable[list[Any]]) -> list[Selection]:
-    """Return the selections of rows (step, piece, releases), in the order of their keys."""
-    return [
-        Selection(int(step), int(piece) >> _WINDOW, arrow.from_bytes(b64decode(value)))
-        for step, piece, value in sorted(rows, key=lambda row: (row[0], row[1]))
-    ]

@@ -27,7 +27,7 @@ from dpstream.state import arrow
 from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import damaged
-from dpstream.state.spanner import commits
+from dpstream.state.spanner import schema
 from dpstream.state.spanner.client import (
     ExistsError,
     MissingError,
@@ -36,11 +36,10 @@ from dpstream.state.spanner.client import (
     prefix,
     read_rows,
 )
-from dpstream.state.spanner.commits import Mutations, fits, parts
 from dpstream.state.spanner.fill import KEY_MUTATIONS, PROGRESS
 from dpstream.state.spanner.retention import SpannerRetention
 from dpstream.state.spanner.rows import PLAIN, STEP, Layout, cell
-from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH
+from dpstream.state.spanner.schema import BOUND, FORGOTTEN, REACH, Mutations, fits, parts
 from dpstream.state.spanner.shards import (
     ROW_MUTATIONS,
     PendingStep,
@@ -260,7 +259,7 @@ class SpannerStore(SpannerRetention, Store):
         ]
         out.insert("Steps", STEP, rows)
         add_selection(out, states, step, first, slots)
-        out.require(states.part, commits.of_window(states.window))
+        out.require(states.part, schema.of_window(states.window))
         return len(rows)
 
     @staticmethod
@@ -302,7 +301,7 @@ class SpannerStore(SpannerRetention, Store):
             commit(self._db, out.fill, True)
         except MissingError:
             for part, epoch in sorted(out.epochs):
-                if not commits.open_fencing_epoch(self._db, self.generation, part, epoch):
+                if not schema.open_fencing_epoch(self._db, self.generation, part, epoch):
                     raise OvertakenError from None
             try:
                 commit(self._db, out.fill, True)
@@ -398,7 +397,7 @@ class SpannerStore(SpannerRetention, Store):
         fence = (units.part, BOUND, units.decided, units.pieces)
         # A row of a decision says how far it goes.
         out.insert("Steps", STEP, [[*fence, out.writer, cell(trigger_time.to_bytes(8, "little"))]])
-        out.require(units.part, commits.of_decision(units.decided))
+        out.require(units.part, schema.of_decision(units.decided))
         units.write(out, slots)
         if last:
             rows = [[units.part, BOUND, trigger_time]]

@@ -29,26 +29,24 @@ from dpstream.state.retention_store import (
 )
 from dpstream.state.sqlite.database import sqlite3, unjournaled
 from dpstream.state.sqlite.file import (
+    NO_RELEASES,
+    UnitRow,
+    add_selection,
+    admission_row,
+    admissions_of,
     changing,
     check_structure,
     coded_errors,
     connect,
     read_identity,
     read_metadata,
-    swap_metadata,
-)
-from dpstream.state.sqlite.rows import (
-    NO_RELEASES,
-    UnitRow,
-    add_selection,
-    admission_row,
-    admissions_of,
     read_selections,
     released_ahead_row,
     releases_of,
     snapshot_row,
     step_blobs,
     step_row,
+    swap_metadata,
     unit_row,
     unit_row_of,
 )

@@ -31,17 +31,21 @@ from dpstream.state.idtable import IdTable
 from dpstream.state.retention_store import Selection
 from dpstream.state.seals import refuse_damage
 from dpstream.state.sqlite.database import open_file, sqlite3
-from dpstream.state.sqlite.file import check_structure, coded_errors, connect, failed, read_identity
-from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
-from dpstream.state.sqlite.rows import (
+from dpstream.state.sqlite.file import (
     StepRow,
     UnitRow,
     add_selection,
     admission_row,
     check_all,
+    check_structure,
+    coded_errors,
+    connect,
+    failed,
+    read_identity,
     releases_of,
     step_row,
 )
+from dpstream.state.sqlite.retention import INSERT_ADMISSION, SqliteRetention
 from dpstream.state.store import (
     Admitted,
     KeyShard,

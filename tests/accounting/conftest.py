@@ -3,6 +3,9 @@
 import pytest
 
 from tests.accounting.plans import Make, build
+from tests.golden.refusals import refused
+
+__all__ = ["refused"]
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,27 @@
-"""When the libraries are loaded: at the first call; and strategies use one thread."""
+"""When the libraries are loaded: at the first call; and strategies use one thread.
 
+Importing the package, or a benchmark, writes nothing to stderr; warnings of others go there.
+
+Every optional import belongs to an extra, whose command fits the way of the installation.
+"""
+
+import ast
+import json
 import os
+import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.special
+from packaging.requirements import Requirement
 
-from dpstream.accounting.libraries import Kernel, blas_libraries, njit, one_thread, special
+from dpstream.accounting import extras
+from dpstream.accounting.errors import UsageError
+from dpstream.accounting.libraries import Kernel, blas_libraries, njit, one_thread
 
 
 @njit(inline="always")
@@ -85,12 +97,6 @@ MODULES = (
 )  # fmt: skip
 
 
-def test_functions_are_those_of_scipy() -> None:
-    assert special.ndtr is special.ndtr is scipy.special.ndtr
-    with pytest.raises(AttributeError):
-        _ = special.no_such_function
-
-
 def test_importing_the_accounting_of_a_session_loads_no_scipy() -> None:
     names = ", ".join(f"dpstream.accounting.{name}" for name in MODULES)
     code = f"import sys, {names}; assert 'scipy' not in sys.modules"
@@ -105,3 +111,144 @@ def test_one_thread_and_then_as_before() -> None:
     with one_thread():
         assert [get() for get in reads] == [1, 1]
     assert [get() for get in reads] == before
+
+
+ROOT = Path(__file__).parents[2]
+BEAM_WARNINGS_MODULES = """
+import importlib, pkgutil, {package}
+for module in pkgutil.walk_packages({package}.__path__, "{package}."):
+    if not module.name.endswith("__main__") and "test_" not in module.name:
+        importlib.import_module(module.name)
+"""
+NAMES = "import dpstream\nfor name in dpstream.__all__: getattr(dpstream, name)"
+
+
+def stderr_of(*words: str) -> str:
+    command = [sys.executable, *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-c", NAMES),
+        ("-c", "import dpstream.pipelines.demo"),
+        ("-c", BEAM_WARNINGS_MODULES.format(package="dpstream")),
+        ("-c", BEAM_WARNINGS_MODULES.format(package="tests.bench")),
+        ("-m", "tests.bench.stream", "--help"),
+        ("-m", "dpstream", "demo", "--help"),
+    ],
+    ids=["names", "demo", "modules", "benchmarks", "benchmark", "command"],
+)
+def test_stderr_is_empty(words: tuple[str, ...]) -> None:
+    assert stderr_of(*words) == ""
+
+
+def test_other_warnings_are_shown() -> None:
+    """Of the program's own loggers, also in Beam's words, and of Beam's later ones."""
+    text = (
+        "import logging, warnings, dpstream.pipelines.demo\n"
+        "logging.warning('apitools not found, mine')\n"
+        "logging.getLogger('apache_beam.io.filesystems').warning('other')\n"
+        "warnings.warn('own')\n"
+    )
+    shown_lines = stderr_of("-c", text)
+    for words in ("apitools not found, mine", "other", "UserWarning: own"):
+        assert words in shown_lines
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEVELOPMENT = {"peers", "test", "docs", "dev"}
+#: Package -> the name that is imported, where it is another one.
+IMPORTED = {
+    "apache-beam": "apache_beam", "python-flint": "flint", "prometheus-client": "prometheus_client",
+    "typing-extensions": "typing_extensions",
+}  # fmt: skip
+#: What apache-beam, pinned exactly, brings and the program speaks to its runners with.
+BEAMS = {"grpc", "google.protobuf"}
+#: What each client of Google's brings with it; it is loaded behind that client only.
+GOOGLES = {"google.api_core", "google.auth", "google.cloud.spanner"}
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a source file imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = (alias.name for alias in node.names)
+            spread = node.module in ("google", "google.cloud")
+            yield from (f"{node.module}.{name}" for name in names) if spread else [node.module]
+
+
+def undeclared(source: str) -> set[str]:
+    """Imports of a source file that neither a dependency nor an extra brings."""
+    plain = {IMPORTED.get(r.name, r.name) for r in map(Requirement, PROJECT["dependencies"])}
+    optional = {module for extra in extras.EXTRAS.values() for module in extra.modules}
+    brought = {*plain, *optional, *BEAMS, *GOOGLES, "dpstream"}
+    return {
+        name
+        for name in imports(source)
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not any(name == top or name.startswith(f"{top}.") for top in brought)
+    }
+
+
+def test_every_import_is_declared() -> None:
+    folders = ("accounting", "state", "dp_transforms", "pipelines", "dpstream")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        assert undeclared(path.read_text()) == set(), path
+
+
+@pytest.mark.parametrize("line", ["import dp_accounting", "def f():\n    from requests import get",
+                                  "from google.cloud import storage"])  # fmt: skip
+def test_an_undeclared_import_is_seen(line: str) -> None:
+    assert undeclared(line)
+
+
+def test_the_table_lists_the_extras_of_the_package() -> None:
+    assert set(extras.EXTRAS) == set(PROJECT["optional-dependencies"]) - DEVELOPMENT
+    page = (ROOT / "docs/start/install.md").read_text()
+    for name, extra in extras.EXTRAS.items():
+        assert f"| `dpstream[{name}]` | {extra.purpose} |\n" in page
+
+
+@pytest.mark.parametrize("name", extras.EXTRAS)
+def test_a_missing_module_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in extras.EXTRAS[name].modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError) as caught:  # its fix names this installation
+        extras.require(name, "a.field")
+    error = caught.value
+    assert error.field == "a.field" and f"`{name}`" in error.rule
+    assert extras.installing(name) in error.fix
+    module = extras.EXTRAS[name].modules[0]
+    absent = ModuleNotFoundError(f"No module named {module!r}", name=module)
+    translated = extras.missing_extra(absent, "a.field")
+    assert translated is not None and translated.as_dict() == error.as_dict()
+
+
+def test_another_missing_module_names_none() -> None:
+    assert extras.missing_extra(ModuleNotFoundError("x", name="numpy"), "a.field") is None
+    assert extras.missing_extra(ImportError("x"), "a.field") is None
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (None, "dpstream[kafka]"),
+        ({"url": "file:///a%20b/c", "dir_info": {"editable": True}}, "-e|/a b/c[kafka]"),
+        ({"url": "file:///clone", "dir_info": {}}, "/clone[kafka]"),
+        (
+            {"url": "file:///d/dpstream-0.1.0-py3-none-any.whl", "archive_info": {}},
+            "dpstream[kafka] @ file:///d/dpstream-0.1.0-py3-none-any.whl",
+        ),
+    ],
+)
+def test_each_origin_has_its_command(origin: dict[str, object] | None, expected: str) -> None:
+    command = extras._command(None if origin is None else json.dumps(origin), "kafka")
+    words = shlex.split(command)
+    assert words[:2] == ["pip", "install"] and "|".join(words[2:]) == expected
+    if origin is None or "archive_info" in origin:
+        assert Requirement(words[-1]).extras == {"kafka"}

@@ -7,8 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.composition import Total
-from dpstream.accounting.filters import Limit, default_parts
+from dpstream.accounting.composition import Limit, Total, default_parts
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.periods import Spent
 from dpstream.accounting.plan.unit import UnitIdentity

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from dpstream.accounting.budget.allocation import allocate, lone_chance, plain_count
 from dpstream.accounting.budget.shares import costs_of, divide
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
@@ -22,6 +22,7 @@ from dpstream.accounting.weights import (
     square_parts,
 )
 from tests.accounting.plans import COUNT, UNITS, Make, build
+from tests.golden.refusals import Refused
 
 ONE = 1 << WEIGHT_BITS
 SUM = Aggregate("total", "sum", "x", (0.0, 9.0))
@@ -80,12 +81,6 @@ def test_shares_with_a_bound_per_key_add_up(make_plan: Make) -> None:
     assert combined.selection == 0.655 and combined.values == pytest.approx(0.345)
     apart = divide(make_plan(per_key_bound=1, weights=SelectionWeights(), aggregates=(UNITS, SUM)))
     assert sum(apart) == pytest.approx(1) and min(apart) > 0.05
-
-
-def test_fused_is_the_selection_stream_alone(make_plan: Make) -> None:
-    budget = allocate(make_plan(aggregates=(UNITS,)))
-    assert budget.units is budget.selection and not budget.values
-    assert budget.selection is not None and budget.selection.share == pytest.approx(1)
 
 
 def test_sensitivities(make_plan: Make) -> None:
@@ -155,28 +150,25 @@ def test_joint_condition_of_weighted_plans_is_sharp(make_plan: Make) -> None:
     assert 1 - 1e-9 <= costs.most(*shares) <= 1
 
 
-def test_refusals(make_plan: Make) -> None:
-    def refused(field: str, **case: object) -> None:
-        with pytest.raises(UsageError) as caught:
-            allocate(make_plan(**case))
-        assert caught.value.field == field
+def test_refusals(make_plan: Make, refused: Refused) -> None:
+    def refuse(**case: object) -> DpstreamError:
+        return refused(lambda: allocate(make_plan(**case)))
 
     for bad in ((-1.0, 1.0), (3.0, 0.0), (3.0, 5.0), (math.nan, 1.0), (3.0, math.inf)):
-        refused("mechanism.weights", weights=SelectionWeights(*bad))
-    refused("mechanism.weights", weights=SelectionWeights(0.0, 4.0))
-    refused("mechanism.weights", weights=SelectionWeights(), public_keys="list")
-    refused("per_key_bound", per_key_bound=0)
-    refused("mechanism.combine", combine=True)
-    refused("mechanism.combine", combine=True, weights=SelectionWeights())
-    refused("mechanism.combine", combine=True, weights=SelectionWeights(), per_key_bound=2)
-    refused("mechanism.combine", combine=True, weights=SelectionWeights(), per_key_bound=1,
+        refuse(weights=SelectionWeights(*bad))
+    refuse(weights=SelectionWeights(0.0, 4.0))
+    refuse(weights=SelectionWeights(), public_keys="list")
+    refuse(per_key_bound=0)
+    refuse(combine=True)
+    refuse(combine=True, weights=SelectionWeights())
+    refuse(combine=True, weights=SelectionWeights(), per_key_bound=2)
+    refuse(combine=True, weights=SelectionWeights(), per_key_bound=1,
             aggregates=(SUM,))  # fmt: skip
-    refused("mechanism.strategy", triggers=2049, strategy="dense")
+    refuse(triggers=2049, strategy="dense")
     wide = (Aggregate("s", "sum", "x", (0.0, 1e4)),)
-    refused("aggregate.s.grid", aggregates=wide, strategy="tree")
+    refuse(aggregates=wide, strategy="tree")
     assert allocate(make_plan(aggregates=wide, strategy="blt")).values
-    refused(
-        "budget.epsilon",
+    refuse(
         strategy="tree",
         weights=SelectionWeights(),
         epsilon=0.01,

@@ -21,8 +21,7 @@ from dpstream.pipelines.stream import begin as beginning
 from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.tuning import choose
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.regions import charging as coarsening
 from dpstream.accounting.regions import space
+from dpstream.accounting.regions import spent as coarsening
 from dpstream.accounting.regions import spent as spending
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Integer

@@ -14,8 +14,7 @@ import math
 import opendp.prelude as opendp
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from dpstream.accounting.composition import Total
-from dpstream.accounting.filters import Limit, default_parts, largest_count
+from dpstream.accounting.composition import Limit, Total, default_parts, largest_count
 from tests.accounting.adversary import Charge, gauss, plain
 
 LIMITS = [(1.0, 1e-6), (4.0, 1e-6), (8.0, 1e-6)]

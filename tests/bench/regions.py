@@ -31,9 +31,8 @@ from typing import Any
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.regions.charging import ask, charge
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Spent, decide, restored, untouched
+from dpstream.accounting.regions.spent import Spent, ask, charge, decide, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.contract import Ledger

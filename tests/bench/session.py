@@ -57,7 +57,7 @@ from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.records.load import init
 from dpstream.pipelines.session.records.scan import Scan
 from dpstream.pipelines.session.session import Session
-from dpstream.state.ledger.answers import Decision
+from dpstream.state.ledger.contract import Decision
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import PROJECT_FILE

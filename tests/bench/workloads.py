@@ -28,8 +28,7 @@ from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.eigen import Vectors, spectrum, weigh
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.optimum import optimum
-from dpstream.accounting.strategies.cells.products import product_optimum
-from dpstream.accounting.strategies.cells.pure import pure
+from dpstream.accounting.strategies.cells.products import product_optimum, pure
 from dpstream.accounting.strategies.cells.residual import residual
 from dpstream.accounting.strategies.cells.stored import from_arrays, to_arrays
 from dpstream.accounting.workloads.attributes import of_size

@@ -18,7 +18,7 @@ from unittest import mock
 
 from dpstream.accounting.arrays import Ids
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.sqlite.store import SqliteStore
 from tests.faults.filecalls.commands import COMMANDS
 from tests.fixed import held_noise

@@ -7,8 +7,8 @@ from pathlib import Path
 from unittest import mock
 
 from dpstream.state import open as stores
-from dpstream.state.spanner import commits as spanner_commits
 from dpstream.state.spanner import rows as spanner_rows
+from dpstream.state.spanner import schema as spanner_commits
 from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import connect

@@ -27,7 +27,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.workload import registered, release
 from dpstream.pipelines.workload.estimate import Estimate, TableEstimate
 from dpstream.pipelines.workload.release import read_release
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from tests import accounts
 from tests.faults.filecalls.commands import (
     ANSWER,

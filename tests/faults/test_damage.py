@@ -17,7 +17,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.state import open as stores
 from dpstream.state import seals
 from dpstream.state.ledger.open import read_ledger
-from dpstream.state.sqlite import rows as sqlite_rows
+from dpstream.state.sqlite import file as sqlite_rows
 from dpstream.state.sqlite.database import sqlite3
 from tests.faults import damage
 from tests.faults.damage import BACKUP, LEDGER, STORE, WAL, Images, Outcome, after_flip, flip

@@ -25,9 +25,8 @@ from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner import shards as spanner_shards
 from dpstream.state.spanner import store as spanner
 from dpstream.state.spanner.client import ExistsError, MissingError, commit, connect, read_rows
-from dpstream.state.spanner.commits import Mutations
 from dpstream.state.spanner.fill import PROGRESS
-from dpstream.state.spanner.schema import BOUND, create_tables, generation_of
+from dpstream.state.spanner.schema import BOUND, Mutations, create_tables, generation_of
 from dpstream.state.spanner.shards import SpannerUnitShard
 from dpstream.state.store import OvertakenError, RunIdentity
 from tests import emulator

@@ -26,7 +26,7 @@ from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.registration import register
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.ledger.events import Charge, TableNamed
 from tests import accounts, emulator
 from tests.faults.filecalls.commands import COMMANDS, STATEMENT

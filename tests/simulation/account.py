@@ -134,7 +134,7 @@ def _is_account(path: str) -> bool:
 
 def act(path: str, step: str, number: int) -> dict[str, Any]:
     """One step; what it says."""
-    from dpstream.state.ledger.answers import AnswerLog, Decision
+    from dpstream.state.ledger.contract import AnswerLog, Decision
     from dpstream.state.ledger.events import Closed
     from dpstream.state.ledger.open import AccountPlace, created_of, make, open_ledger
     from dpstream.state.ledger.recovery import recover
@@ -210,7 +210,8 @@ def sabotage(name: str) -> None:
     """Break the account in a way that a world must see."""
     from unittest import mock
 
-    from dpstream.state.ledger import answers, sqlite
+    from dpstream.state.ledger import contract as answers
+    from dpstream.state.ledger import sqlite
     from dpstream.state.ledger.head import HeadFile
     from dpstream.state.ledger.history import History
 
@@ -362,7 +363,7 @@ def live(server: Processes, seed: int, scratch: Path, sabotaged: str = "") -> Wo
 
 def serve() -> None:
     """Fork a process for each order."""
-    import dpstream.state.ledger.answers
+    import dpstream.state.ledger.contract
     import dpstream.state.ledger.open  # noqa: F401
 
     library_ = ctypes.CDLL(os.environ["LD_PRELOAD"])

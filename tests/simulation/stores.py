@@ -92,7 +92,7 @@ def spanner(identity: RunIdentity, plan: Plan, folder: str, seed: int) -> Bench:
 @contextlib.contextmanager
 def emulated(mutations: int = 40) -> Iterator[None]:
     """The emulator, with room for two or three keys in a commit and for few in memory."""
-    from dpstream.state.spanner import commits as spanner_commits
+    from dpstream.state.spanner import schema as spanner_commits
     from dpstream.state.spanner import shards as spanner_shards
     from dpstream.state.spanner import store as spanner
     from tests import emulator

@@ -252,7 +252,7 @@ class RetentionConformance:
         self, life: RetentionBench, windows: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep in the midst of one of them does not wake up in it."""
-        monkeypatch.setattr("dpstream.state.spanner.commits.EPOCH_LENGTH", 2)
+        monkeypatch.setattr("dpstream.state.spanner.schema.EPOCH_LENGTH", 2)
         asleep, first = life.open(), life.open()
         fill_step(asleep, 1, 0, 1, [0])
         first.key_shard(0, 0)
@@ -288,7 +288,7 @@ class RetentionConformance:
         self, life: RetentionBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And whoever was asleep does not decide where it fell asleep."""
-        monkeypatch.setattr("dpstream.state.spanner.commits.EPOCH_LENGTH", 4)
+        monkeypatch.setattr("dpstream.state.spanner.schema.EPOCH_LENGTH", 4)
         asleep, store = life.open(), life.open()
         decide_units(asleep, 0, 1, [0])
         asleep.load_units(0, asleep.unit_shard(0), spread([2]))

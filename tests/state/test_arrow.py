@@ -1,4 +1,7 @@
-"""Arrow blobs: the same bytes back, a log that is replayed, records by position."""
+"""Arrow blobs: the same bytes back, a log that is replayed, records by position.
+
+Digests: every bit, every place; one error for what libraries make of damaged bytes.
+"""
 
 import msgspec
 import numpy as np
@@ -6,16 +9,12 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.state import arrow
+from dpstream.state import arrow, seals
 from dpstream.state.arrow import (
     AdmissionRow,
     count_keys,
-    id_array,
-    id_view,
     indexed,
     key_pieces,
-    merged,
-    moved,
     no_records,
     piece_blobs,
     position_ids,
@@ -26,17 +25,17 @@ from dpstream.state.arrow import (
     unit_blobs,
 )
 from dpstream.state.keycounts import Wanted
-from dpstream.state.seals import damaged
+from dpstream.state.seals import damaged, sealed, sealed_text, unsealed, unsealed_text
 from dpstream.state.store import Admitted, KeyShard, PerKey, StepResult, UnitShard
+from tests.golden.refusals import Refused
 from tests.state.conformance import KEY_SCHEMA, STREAMS, change, ids, picture
 
 
-def test_bytes_that_are_no_batch() -> None:
+def test_bytes_that_are_no_batch(refused: Refused) -> None:
     batch_bytes = arrow.to_bytes(pa.RecordBatch.from_pydict({"a": [1, 2]}))
     for content in (b"", b"\0" * 40, batch_bytes[:50], batch_bytes[:-60]):
-        with pytest.raises(PolicyError) as caught:
-            arrow.from_bytes(content)
-        assert str(caught.value) == str(damaged())
+        caught = refused(arrow.from_bytes, content)
+        assert str(caught) == str(damaged())
 
 
 def test_a_batch_has_the_bytes_of_a_writer() -> None:
@@ -48,20 +47,6 @@ def test_a_batch_has_the_bytes_of_a_writer() -> None:
     many = pa.RecordBatch.from_pydict({"a": [7] * 4000})
     small = arrow.to_bytes(many, "lz4")
     assert arrow.from_bytes(small).equals(many) and len(small) < len(arrow.to_bytes(many)) / 4
-
-
-def test_ids_are_a_column_and_back() -> None:
-    named = ids([5, 0, 9])
-    column = id_array(named)
-    assert column.type == pa.binary(16) and np.array_equal(id_view(column), named)
-    assert id_view(id_array(ids([]))).shape == (0, 2)
-
-
-def test_rows_of_both_are_one_batch() -> None:
-    one, other = (pa.RecordBatch.from_pydict({"a": rows}) for rows in ([1, 2], [3]))
-    assert merged([one, other]).column("a").to_pylist() == [1, 2, 3]
-    assert merged([one]) is one and merged([one, other.slice(0, 0)]).equals(one)
-    assert merged([one.slice(0, 0), other.slice(0, 0)]).equals(one.slice(0, 0))
 
 
 def logged(steps: list[list[int]]) -> tuple[KeyShard, list[tuple[int, tuple[bytes, bytes, bytes]]]]:
@@ -82,18 +67,11 @@ def replayed(log: list[tuple[int, tuple[bytes, bytes, bytes]]]) -> KeyShard:
     return states
 
 
-def test_a_log_is_replayed_to_the_states_that_were_logged() -> None:
-    states, log = logged([[1, 2], [], [2, 3, 2]])
-    replica = replayed(log)
-    assert replica.logged == replica.size == 3 and picture(replica) == picture(states)
-
-
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_log_with_a_gap_is_damaged(gone: int) -> None:
+def test_a_log_with_a_gap_is_damaged(gone: int, refused: Refused) -> None:
     _, log = logged([[1], [2], [3]])
     del log[gone]
-    with pytest.raises(PolicyError, match="is damaged"):
-        replayed(log)
+    refused(lambda: replayed(log))
 
 
 def test_pieces_of_a_snapshot_hold_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +199,6 @@ def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.Monkey
     assert later.keys.size == 2
 
 
-def test_records_move_with_their_units() -> None:
-    admitted_records = records((0, 1, 0, 1, 9), (0, 2, 1, 2, 9), (0, 3, 2, 3, 9), ranks=[4, 5, 6])
-    left = moved(admitted_records, np.array([1, -1, 0]))
-    assert left.offset.tolist() == [1, 3] and left.unit.tolist() == [1, 0]
-    assert left.rank is not None and left.rank.tolist() == [4, 6]
-
-
 def test_a_position_that_stands_twice_shifts_no_other() -> None:
     admitted_records = records((0, 1, 0, 1, 9), (0, 2, 0, 2, 9), (0, 1, 0, 3, 9), (0, 4, 0, 4, 9))
     index, unique_records = indexed(admitted_records)
@@ -235,7 +206,35 @@ def test_a_position_that_stands_twice_shifts_no_other() -> None:
     assert unique_records.pairs[at].tolist() == [1, 2, 4]
 
 
-def test_a_position_is_of_its_unit_and_partition() -> None:
-    places = [(p, o, u) for p in (0, 1) for o in (0, 1, 1 << 40) for u in (0, 1, 1 << 20)]
-    named = position_ids(*(np.array(column) for column in zip(*places, strict=True)))
-    assert len({tuple(one) for one in named.tolist()}) == len(places)
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_every_bit_counts(size: int) -> None:
+    data = bytes(range(size))
+    blob = sealed("steps/1/2/3/keys", data)
+    assert unsealed("steps/1/2/3/keys", blob) == data and len(blob) == size + seals.SIZE
+    for bit in range(8 * len(blob)):
+        other = bytearray(blob)
+        other[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(PolicyError):
+            unsealed("steps/1/2/3/keys", bytes(other))
+
+
+@pytest.mark.parametrize(
+    "name", ["steps/1/2/3/states", "steps/12/3/keys", "carried/1/2/3/keys", ""]
+)
+def test_another_place_counts(name: str, refused: Refused) -> None:
+    refused(lambda: unsealed(name, sealed("steps/1/2/3/keys", b"data")))
+
+
+@pytest.mark.parametrize("blob", [None, "text", 7, 1.5, b"", b"short"])
+def test_what_is_no_blob_any_more(blob: object, refused: Refused) -> None:
+    """A flip in a record's header makes a number, a text or NULL of a blob."""
+    refused(lambda: unsealed("x", blob))
+
+
+def test_texts(refused: Refused) -> None:
+    text = sealed_text("meta/note.x/value", "a b")
+    assert unsealed_text("meta/note.x/value", text) == "a b" and text.endswith(" a b")
+    broken = (text[:-1], text.upper(), "\udcff" + text[1:], text + "\udc80", "a b", "", None, b"x")
+    for other in broken:
+        refused(unsealed_text, "meta/note.x/value", other)
+    refused(lambda: unsealed_text("meta/note.y/value", text))

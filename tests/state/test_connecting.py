@@ -2,6 +2,8 @@
 
 What of Google's services is tried again: one list for stores, sources and sinks.  Their clients:
 opened where they are used, absent with words, errors by class.
+
+A context is closed whether its block succeeds or fails.
 """
 
 import io
@@ -18,7 +20,7 @@ import pytest
 from google.api_core import exceptions
 from typing_extensions import override
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise import secret_source
 from dpstream.pipelines.connectors.kafka import client as kafka_client
 from dpstream.pipelines.tables import databases
@@ -32,9 +34,9 @@ from dpstream.state.connecting import (
     failed,
     imported,
     may_pass,
-    retry,
     show_connecting,
 )
+from tests.golden.refusals import Refused
 
 NOWHERE = "127.0.0.1:1"
 
@@ -128,23 +130,24 @@ def test_a_service_that_does_not_answer_is_told_soon(
     service: str,
     address: str,
     monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
 ) -> None:
     assert CONNECT_SECONDS == 10
     for module in (connecting_module, kafka_client):
         monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")  # libpq takes no less
     begun = time.monotonic()
-    with pytest.raises(RunError) as caught:
-        call(address)
+    caught = refused(lambda: call(address))
     assert time.monotonic() - begun < 8
-    assert caught.value.field == field and service in caught.value.rule
-    assert CHECKS.get(service, EMULATORS.get(service, "")) in caught.value.fix
+    assert caught.field == field and service in caught.rule
+    assert CHECKS.get(service, EMULATORS.get(service, "")) in caught.fix
 
 
-def test_postgresql_is_waited_for_as_long_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_is_waited_for_as_long_as_the_others(
+    monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
-    with pytest.raises(RunError):
-        postgresql(NOWHERE)
+    refused(lambda: postgresql(NOWHERE))
     assert os.environ.pop("PGCONNECT_TIMEOUT") == f"{CONNECT_SECONDS:.0f}"
 
 
@@ -201,18 +204,6 @@ def test_what_may_pass_is_tried_again_and_nothing_else() -> None:
     assert not any(passes(kind("x")) for kind in LASTING)
 
 
-def test_clients_retry_by_that_list() -> None:
-    calls = []
-
-    def fails_once() -> str:
-        calls.append(1)
-        if len(calls) == 1:
-            raise exceptions.Unknown("x")
-        return "done"
-
-    assert retry(10.0)(fails_once)() == "done" and len(calls) == 2
-
-
 class Service(ServiceClient):
     """A service whose clients are numbers."""
 
@@ -240,21 +231,19 @@ def test_a_client_is_made_once_and_never_travels() -> None:
     assert service.ended == 1 and service._open() == 2
 
 
-def test_no_credentials_are_a_coded_error_without_text() -> None:
+def test_no_credentials_are_a_coded_error_without_text(refused: Refused) -> None:
     service = Service("sink.topic")
     service.fault = ValueError("SECRET")
-    with pytest.raises(RunError) as error:
-        service._open()
-    assert error.value.field == "sink.topic" and "SECRET" not in str(error.value)
+    error = refused(service._open)
+    assert error.field == "sink.topic" and "SECRET" not in str(error)
     service.fault = PolicyError("sink.kind", "rule", "fix")
-    with pytest.raises(PolicyError):
-        service._open()
+    refused(service._open)
 
 
 def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert imported("pubsub", "json").dumps([]) == "[]"
     monkeypatch.setitem(sys.modules, "google.cloud.pubsub_v1", None)
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError) as error:  # its fix names this installation
         imported("pubsub", "google.cloud.pubsub_v1", "table.format")
     assert error.value.field == "table.format" and "[pubsub]" in error.value.fix
 

@@ -16,7 +16,7 @@ from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.bases import Basis, Even, Fitted
 from dpstream.accounting.strategies.cells.fitted import FittedTables
 from dpstream.accounting.strategies.cells.folding import Folding
-from dpstream.accounting.strategies.cells.pure import LatticeStrategy
+from dpstream.accounting.strategies.cells.products import LatticeStrategy
 from dpstream.accounting.strategies.cells.residual import Residual
 from dpstream.accounting.strategies.cells.strategy import (
     Blocks,

@@ -47,7 +47,7 @@ from dpstream.pipelines.session.records.parts import (
     stamp_of,
 )
 from dpstream.pipelines.tables.files import allow_paths, read_parquet
-from dpstream.state.closing import Closing
+from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import failed_read, verdict
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.

@@ -14,13 +14,14 @@ from dp_accounting import pld
 from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate, check_needs
 from dpstream.accounting.budget.shares import costs_of
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.gaussian import delta_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.privacy import THETA
 from dpstream.accounting.weights import SelectionWeights
 from tests.accounting.plans import UNITS, Make, allocate_sharing, build
+from tests.golden.refusals import Refused
 
 MIXED = (
     Aggregate("n", "count"),
@@ -217,12 +218,6 @@ def test_units_continue_the_selection_stream(make_plan: Make) -> None:
     assert counted.units is not None and counted.units.share > 0.99
 
 
-def test_one_trigger_uses_the_whole_delta(make_plan: Make) -> None:
-    budget = allocate(make_plan(1))
-    assert budget.mu == pytest.approx(0.9744339, abs=1e-6)
-    assert budget.b == pytest.approx(1e-9 / 32)
-
-
 @pytest.mark.parametrize("share", [None, 0.1, 0.9])
 def test_one_trigger_rule_may_assume_what_is_left(make_plan: Make, share: float | None) -> None:
     """With j pairs on lone keys the other C-j cost at most (C-j)/C of mu^2, however spread."""
@@ -295,20 +290,16 @@ def test_arrays_are_read_only_and_rounded_up(make_plan: Make) -> None:
     assert np.all(sd > budget.selection.sigma * budget.selection.strategy_object.sd_factors)
 
 
-def test_refusals(make_plan: Make) -> None:
-    def refused(field: str, **case: object) -> UsageError:
-        with pytest.raises(UsageError) as caught:
-            allocate(make_plan(**case))
-        assert caught.value.field == field
-        return caught.value
+def test_refusals(make_plan: Make, refused: Refused) -> None:
+    def refuse(**case: object) -> DpstreamError:
+        return refused(lambda: allocate(make_plan(**case)))
 
-    assert "epsilon" in refused("budget.epsilon", epsilon=1e-5).fix
+    assert "epsilon" in refuse(epsilon=1e-5).fix
     # A count of units of its own, beside weights that take nearly all.
     apart = {"aggregates": (UNITS,), "weights": SelectionWeights(3.0, 0.5), "epsilon": 0.1}
-    with pytest.raises(UsageError, match="'units'"):
-        allocate_sharing(make_plan(**apart), 0.99999)
+    refused(lambda: allocate_sharing(make_plan(**apart), 0.99999))
     fine = (Aggregate("s", "sum", "x", (0.0, 1e6), 1e-3),)
-    assert refused("aggregate.s.grid", aggregates=fine).fix == (
+    assert refuse(aggregates=fine).fix == (
         "choose a coarser grid or narrower bounds, or a larger epsilon or fewer contributions, "
         "or strategy 'blt'"
     )
@@ -316,25 +307,24 @@ def test_refusals(make_plan: Make) -> None:
     assert allocate(make_plan(aggregates=coarse)).values[0].sigma < limits.MAX_SIGMA
 
 
-def test_real_noise_too_wide_for_floats_is_refused(make_plan: Make) -> None:
+def test_real_noise_too_wide_for_floats_is_refused(make_plan: Make, refused: Refused) -> None:
     wide = (Aggregate("s", "sum", "x", (0.0, 1e5)),)
     assert allocate(make_plan(1000, strategy="blt", aggregates=wide)).values
-    with pytest.raises(UsageError, match="too fine a grid"):
-        allocate(make_plan(100_000, strategy="blt", aggregates=wide))
+    refused(lambda: allocate(make_plan(100_000, strategy="blt", aggregates=wide)))
 
 
-def test_integers_that_could_wrap(make_plan: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_that_could_wrap(
+    make_plan: Make, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 56)
-    with pytest.raises(UsageError, match="wrap"):
-        allocate(make_plan())
+    refused(lambda: allocate(make_plan()))
     monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 40)
-    with pytest.raises(UsageError, match="32-bit"):
-        allocate(make_plan(pre_threshold=1 << 33))
+    refused(lambda: allocate(make_plan(pre_threshold=1 << 33)))
     allocate(make_plan(pre_threshold=1 << 30))
 
 
 def test_records_and_noise_together_stay_inside_the_decoders_integers(
-    make_plan: Make, monkeypatch: pytest.MonkeyPatch
+    make_plan: Make, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """Draws end at 27 sds: what is left for records beside them is the limit, to the record."""
     coarse = Aggregate("s", "sum", "x", (0.0, 9.0))
@@ -346,19 +336,17 @@ def test_records_and_noise_together_stay_inside_the_decoders_integers(
         assert room + 27 * widest < 1 << 63 - limits.DECODE_BITS
         with monkeypatch.context() as patch:
             patch.setattr(limits, "MAX_PAIRS", -(-room // bound))
-            with pytest.raises(UsageError, match="wrap"):
-                allocate(plan)
+            refused(allocate, plan)
             patch.setattr(limits, "MAX_PAIRS", -(-room // bound) - 1)
             allocate(plan)
 
 
-def test_a_need_is_at_most_31_bits() -> None:
+def test_a_need_is_at_most_31_bits(refused: Refused) -> None:
     """A threshold, and 16 sds of noise, in 2^-8 of a count."""
     first = 1 << 31 + limits.DECODE_BITS
     for tau, sd in ((first, 0.0), (first - 16 * 256, 1.0), (0, 2.0**27)):
         check_needs(tau - 1, sd)
-        with pytest.raises(UsageError, match="32-bit"):
-            check_needs(tau, sd)
+        refused(check_needs, tau, sd)
 
 
 def test_needs_stay_within_32_bits_whatever_the_noise(
@@ -380,13 +368,6 @@ def test_needs_stay_within_32_bits_whatever_the_noise(
         assert largest < 2**31
         near += largest > 2**29
     assert refused and near
-
-
-def test_many_contributions_are_quick(make_plan: Make) -> None:
-    plan = make_plan(1000, contributions=2000)
-    budget = allocate(plan)
-    assert budget.selection is not None
-    assert costs_of(plan).most(budget.selection.share, 0.0, budget.values[0].share) <= 1
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 4, 5, 7])
@@ -436,16 +417,13 @@ WIDE = Aggregate("total", "sum", "v", (-(2.0**32), 2.0**32), 1.0)
 
 
 @pytest.mark.parametrize("strategy", ["tree", "blt", "geometric"])
-def test_noise_beyond_the_integers_is_refused(strategy: str) -> None:
+def test_noise_beyond_the_integers_is_refused(strategy: str, refused: Refused) -> None:
     plan = build(100, public_keys="list", strategy=strategy, aggregates=(WIDE,), epsilon=1e-4)
-    with pytest.raises(UsageError, match="grid"):
-        allocate(plan)
+    refused(lambda: allocate(plan))
 
 
-def test_auto_refuses_what_no_family_can_draw() -> None:
+def test_auto_refuses_what_no_family_can_draw(refused: Refused) -> None:
     plan = build(100, public_keys="list", strategy="auto", aggregates=(WIDE,), epsilon=1e-4)
-    with pytest.raises(UsageError, match="grid"):
-        allocate(plan)
+    refused(lambda: allocate(plan))
     usual = build(100, public_keys="list", strategy="auto", aggregates=(WIDE,), contributions=1)
-    with pytest.raises(UsageError, match="grid"):
-        allocate(usual)
+    refused(lambda: allocate(usual))

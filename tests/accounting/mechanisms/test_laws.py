@@ -93,15 +93,6 @@ def test_edges_are_settled_from_both_sides(law: Law) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_the_middle_needs_no_further_bits(law: Law) -> None:
-    def uniform(further: int) -> tuple[int, int]:
-        assert further == 0
-        return (1 << 63) - 1, 64
-
-    assert settle(law, uniform) == 0
-
-
-@pytest.mark.parametrize("law", LAWS, ids=str)
 def test_tails_beyond_64_bits_follow_the_law(law: Law) -> None:
     """64 zero bits decide nothing; the next ones do, as the law has it."""
     for word in (1, 2**40, 2**63, 2**64 - 1):

@@ -1,5 +1,13 @@
-"""Boxes against all points of small spaces; what is no box is refused."""
+"""Boxes against all points of small spaces; what is no box is refused.
 
+Spaces: which are accepted, boxes of values, coordinates of records.
+
+Amounts: charges up, initial budgets down, by exact decimals.
+"""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -7,8 +15,15 @@ import pytest
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions import boxes as module
+from dpstream.accounting.regions.amounts import (
+    MOST,
+    charge_of,
+    check_amount,
+    exact,
+    initial_of,
+    initials_of,
+)
 from dpstream.accounting.regions.boxes import (
     BoxIndex,
     checked,
@@ -18,17 +33,26 @@ from dpstream.accounting.regions.boxes import (
     disjoint,
     neighbours,
     overlapped,
-    points,
     replaced,
     split,
     stacked,
     sums,
     taken,
     union,
-    volumes,
     without,
 )
+from dpstream.accounting.regions.embedding import Piece, embedding
+from dpstream.accounting.regions.space import (
+    Budget,
+    Category,
+    Dimension,
+    Integer,
+    Real,
+    Space,
+    Timestamp,
+)
 from tests.accounting.regions.spaces import members, painted, partition, small, some_box, some_boxes
+from tests.golden.refusals import Refused
 
 SIZES = np.array([5, 4, 6])
 
@@ -85,14 +109,6 @@ def test_some_boxes_in_place_of_others() -> None:
     assert (boxes == np.arange(10 * 4).reshape(10, 2, 2)).all()
 
 
-def test_boxes_lie_edge_by_edge_in_memory() -> None:
-    """Whatever the layout of what is given."""
-    boxes = np.arange(10 * 4).reshape(10, 2, 2)
-    for given in (boxes, np.asfortranarray(boxes), stacked([boxes])):
-        for copy in (stacked([given]), stacked([given, boxes]), taken(given, np.arange(10))):
-            assert (copy[:10] == boxes).all() and copy.transpose(1, 2, 0).flags.c_contiguous
-
-
 def test_thousands_are_disjoint_or_not() -> None:
     """One pair that shares a point is found wherever it is."""
     rng, sizes = np.random.default_rng(3), np.array([400, 300, 500])
@@ -141,13 +157,6 @@ def test_disjoint_of_few_and_many() -> None:
     assert not disjoint(np.concatenate([many, corner]))
 
 
-def test_points_are_exact_and_volumes_near() -> None:
-    boxes, _ = partition(np.random.default_rng(4), SIZES, 30)
-    assert points(boxes) == 120 == volumes(boxes).sum() and points(boxes[:0]) == 0
-    huge = np.full((1, 16, 2), [0, limits.MAX_COORDINATES])
-    assert points(huge) == limits.MAX_COORDINATES**16 == volumes(huge)[0]
-
-
 @pytest.mark.parametrize(("boxes", "rule"), [
     ([[[0, 7], [0, 3], [5, 5]]], "boxes.initial: is empty"),
     ([[[0, 7], [2, 1], [0, 9]]], "boxes.city: is inverted"),
@@ -163,24 +172,14 @@ def test_points_are_exact_and_volumes_near() -> None:
     ([[0, 7], [0, 3], [0, 9]], "each with 3 pairs"),
     ([[[0, 4], [0, 3], [0, 9]], [[3, 7], [2, 3], [8, 9]]], "overlap"),
 ])  # fmt: skip
-def test_what_is_no_box_is_refused_with_its_rule(boxes: Any, rule: str) -> None:
-    with pytest.raises(UsageError, match=rule) as refused:
-        checked(small(), boxes)
-    assert refused.value.fix
+def test_what_is_no_box_is_refused_with_its_rule(boxes: Any, rule: str, refused: Refused) -> None:
+    refused(lambda: checked(small(), boxes))
 
 
-def test_too_many_boxes_are_refused() -> None:
+def test_too_many_boxes_are_refused(refused: Refused) -> None:
     most = limits.MAX_QUERY_BOXES
     boxes = np.broadcast_to(small().everything, (most + 1, 3, 2))
-    with pytest.raises(UsageError, match="at most 4,096"):
-        checked(small(), boxes)
-
-
-def test_boxes_of_any_whole_type_are_accepted() -> None:
-    box = [[[0, 7], [0, 3], [0, 9]]]
-    for kind in (np.int8, np.int64, np.uint32):
-        checked_box = checked(small(), np.array(box, kind))
-        assert checked_box.dtype == np.int64 and checked_box.tolist() == box
+    refused(lambda: checked(small(), boxes))
 
 
 def boxes(rng: np.random.Generator, count: int, dimensions: int, size: int) -> Int64:
@@ -197,11 +196,6 @@ def test_against_all_pairs(size: int) -> None:
         for box in queries:
             inside = (held[:, :, 0] < box[:, 1]) & (held[:, :, 1] > box[:, 0])
             assert sorted(index.overlapped(box)) == np.flatnonzero(inside.all(axis=1)).tolist()
-
-
-def test_no_boxes() -> None:
-    index = BoxIndex(np.zeros((0, 2, 2), np.int64))
-    assert len(index.overlapped(np.array([[0, 5], [0, 5]]))) == 0
 
 
 def joinable(boxes: np.ndarray, spent: np.ndarray) -> bool:
@@ -254,8 +248,229 @@ def test_neighbours_of_any_spend() -> None:
     assert not len(neighbours(boxes, np.array([1, 2, 3]), 0, parts[1])[0])
 
 
-def test_the_given_arrays_stay() -> None:
-    boxes, spent = partition(np.random.default_rng(2), SIZES, 40)
-    before = boxes.copy(), spent.copy()
-    club(boxes, spent)
-    assert (boxes == before[0]).all() and (spent == before[1]).all()
+AGES = Integer(name="age", low=-2, high=5)
+FARE = Real(name="fare", low=-0.3, high=1.0, step=0.1)
+CITY = Category(name="city", codes=("Rome", "Bern", "Oslo"))
+TIME = Timestamp(name="time", low=1_000, high=4_500, step=1_000)
+BUDGETS = Budget(name="left", most=2.0, step=250_000)
+
+
+def test_numbers_that_are_not_whole_or_far_away_are_outside() -> None:
+    coordinates = AGES.coordinates(np.array([0.5, np.nan, np.inf, -np.inf, 1e300, 2.0]))
+    assert coordinates.usable.tolist() == [False] * 5 + [True]
+    assert not AGES.coordinates(np.array([1 << 63], np.uint64)).usable.any()
+
+
+def test_missing_values_have_a_point_of_their_own_or_are_refused() -> None:
+    point = Integer(name="age", low=-2, high=5, missing="point")
+    values, null = np.array([0, 9, 1]), np.array([False, False, True])
+    coordinates = point.coordinates(values, null)
+    assert point.size == 8 and coordinates.at.tolist() == [2, 7, 7] and coordinates.usable.all()
+    assert AGES.coordinates(values, null).usable.tolist() == [True, False, False]
+
+
+def test_reals_lie_between_the_lines_of_decimals() -> None:
+    lines = [float(f"{n / 10:.1f}") for n in range(-3, 11)]
+    coordinates = FARE.coordinates(np.array(lines))
+    assert coordinates.at[:-1].tolist() == list(range(13)) and not coordinates.usable[-1]
+    below = np.nextafter(np.array(lines[1:]), -10)
+    assert FARE.coordinates(below).at.tolist() == list(range(13))
+    assert [FARE.edge(line) for line in lines] == list(range(14))
+    assert not FARE.coordinates(np.array([np.nan, np.inf, -0.31])).usable.any()
+
+
+@pytest.mark.parametrize("step", [0.5, 2.0**-24, 2.0**-30])
+@pytest.mark.parametrize("first", [0, -5])
+def test_reals_lie_between_the_lines_of_a_power_of_two(step: float, first: int) -> None:
+    """Whose decimals have more digits than a float shows."""
+    dimension = Real(name="x", low=first * step, high=(first + 99) * step, step=step)
+    dimension.check()
+    lines = np.array([(first + n) * step for n in range(100)])
+    assert dimension.values == 99 and [dimension.edge(float(x)) for x in lines] == [*range(100)]
+    assert dimension.coordinates(lines).at[:-1].tolist() == list(range(99))
+    assert dimension.coordinates(np.nextafter(lines[1:], -9)).at.tolist() == list(range(99))
+    halved = Real(name="x", low=first * step, high=(first + 99) * step, step=step / 2)
+    [side] = embedding(Space((dimension, BUDGETS)), Space((halved, BUDGETS))).sides[:1]
+    assert side.pieces == (Piece(0, 198, 0, 2),)
+
+
+def test_instants() -> None:
+    coordinates = TIME.coordinates(np.array([999, 1_000, 1_999, 2_000, 4_499, 4_500]))
+    assert coordinates.at.tolist() == [0, 0, 0, 1, 3, 0] and coordinates.usable.tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+    ]
+    stamps = np.array([2_000, "NaT"], "datetime64[us]")
+    assert TIME.coordinates(stamps).usable.tolist() == [True, False]
+    assert TIME.values == 4 and TIME.edge(2_000) == 1 and TIME.edge(4_500) == 4
+
+
+@pytest.mark.parametrize("kind", [np.str_, object])
+def test_categories(kind: Any) -> None:
+    coordinates = CITY.coordinates(np.array(["Oslo", "Rome", "Paris", "Bern"], kind))
+    assert coordinates.at[coordinates.usable].tolist() == [2, 0, 1] and not coordinates.usable[2]
+    assert not CITY.coordinates(np.array([None, np.nan], object)).usable.any()
+    assert [CITY.edge(code) for code in CITY.codes] == [0, 1, 2]
+
+
+def test_budgets_go_down_and_a_record_without_one_has_none() -> None:
+    coordinates = BUDGETS.coordinates(np.array([0.9999999, 1.0, np.nan, -1.0, np.inf, 0.2]))
+    assert coordinates.at.tolist() == [3, 4, 0, 0, 8, 0]
+    assert coordinates.usable.tolist() == [True, True, False, False, True, True]
+    assert BUDGETS.coordinates(np.array([1.0, 1.0]), np.array([True, False])).at.tolist() == [0, 4]
+    # At least .6 are those of .75 and more.
+    assert BUDGETS.edge(0.6) == 3 and BUDGETS.edge(0) == 0 and BUDGETS.edge(100) == 9
+
+
+@pytest.mark.parametrize(("dimension", "value"), [
+    (FARE, 0.55), (TIME, 1_500), (CITY, "Paris"), (AGES, "old"), (AGES, float("nan")),
+    (FARE, float("inf")), (BUDGETS, "none"),
+])  # fmt: skip
+def test_edges_that_are_none(dimension: Dimension, value: Any, refused: Refused) -> None:
+    error = refused(lambda: dimension.edge(value))
+    assert str(value) not in str(error)
+
+
+@pytest.mark.parametrize("values", [np.array(["1"]), np.array([1 + 1j]), np.array([b"x"])])
+def test_columns_of_another_type_are_refused(values: Any, refused: Refused) -> None:
+    for dimension in (AGES, FARE, TIME, BUDGETS):
+        refused(dimension.coordinates, values)
+    refused(lambda: CITY.coordinates(np.array([1.0])))
+
+
+@pytest.mark.parametrize("wrong", [
+    Integer(name="", low=0, high=1), Integer(name="x", low=1, high=1),
+    Integer(name="x", low=2, high=1), Integer(name="x", low=0, high=1 << 41),
+    Integer(name="x", low=1 << 62, high=(1 << 62) + 5), Integer(name="x", low=0, high=5, grid=0),
+    Integer(name="x", low=0, high=5, grid=6), Real(name="x", low=0, high=1, step=0.3),
+    Real(name="x", low=0, high=1, step=0), Real(name="x", low=0, high=float("nan"), step=1),
+    Real(name="x", low=1e15, high=1e15 + 1, step=0.01), Timestamp(name="x", low=0, high=9, step=0),
+    Timestamp(name="x", low=9, high=0), Category(name="x", codes=()),
+    Category(name="x", codes=("a", "a")), Category(name="x", codes=("a\0",)),
+    Budget(name="x", most=-1.0), Budget(name="x", most=1e6), Budget(name="x", most=1.0, step=0),
+    Budget(name="x", most=1.0, missing="point"),
+])  # fmt: skip
+def test_dimensions_without_meaning_are_refused(wrong: Dimension, refused: Refused) -> None:
+    refused(wrong.check)
+
+
+AGE, LEFT = Integer(name="age", low=0, high=9), Budget(name="left", most=1.0)
+
+
+def test_a_box_of_values() -> None:
+    space = small()
+    box = space.box(age=(12, 14), initial=("0.000004", None))
+    assert box.tolist() == [[[2, 4], [0, 3], [2, 9]]]
+    assert space.box().tolist() == space.everything.tolist() == [[[0, 7], [0, 3], [0, 9]]]
+    # A bound leaves out missing values, which are at 6.
+    assert space.box(age=(12, None))[0, 0].tolist() == [2, 6]
+    assert space.box(age=(None, None))[0, 0].tolist() == [0, 7]
+
+
+def test_records_are_where_their_values_say(refused: Refused) -> None:
+    columns = {
+        "age": np.array([10, 99, 15]),
+        "city": np.array(["B", "A", "D"]),
+        "initial": np.array([4e-6, 17e-6, 1e-6]),
+    }
+    at, usable = small().coordinates(columns)
+    assert at[:2].tolist() == [[0, 1, 2], [6, 0, 8]] and usable.tolist() == [True, True, False]
+    refused(lambda: small().coordinates({"age": columns["age"], "initial": columns["initial"]}))
+
+
+def test_a_record_is_in_the_box_of_its_value() -> None:
+    space = small()
+    for age in range(10, 16):
+        low, high = space.box(age=(age, age + 1))[0, 0]
+        at, _ = space.coordinates(
+            {"age": np.arange(10, 16), "city": np.full(6, "A"), "initial": np.ones(6)}
+        )
+        assert np.flatnonzero((at[:, 0] >= low) & (at[:, 0] < high)).tolist() == [age - 10]
+
+
+@pytest.mark.parametrize("wrong", [
+    (), (AGE,), (AGE, AGE, LEFT), (LEFT, Budget(name="other", most=1.0)),
+    (LEFT, Category(name="c", codes=())),
+    (*(Integer(name=str(n), low=0, high=2) for n in range(16)), LEFT),
+])  # fmt: skip
+def test_spaces_that_are_refused(wrong: tuple[Integer, ...], refused: Refused) -> None:
+    refused(lambda: Space(wrong))
+
+
+def test_unknown_dimensions_are_refused(refused: Refused) -> None:
+    caught = refused(lambda: small().box(height=(1, 2)))
+    assert all(dimension.name in caught.fix for dimension in small().dimensions)
+
+
+def test_a_number_is_the_decimal_that_it_is_written_as() -> None:
+    assert exact(0.1, "x") == exact("0.1", "x") == exact(Decimal("0.1"), "x") == Fraction(1, 10)
+    assert charge_of(0.1) == charge_of("0.1") == initial_of(0.1) == 100_000
+    assert charge_of(1) == charge_of(Fraction(1)) == charge_of(np.float64(1)) == 1_000_000
+
+
+def test_a_float_on_a_grid_of_a_power_of_two_is_itself(refused: Refused) -> None:
+    step = 2.0**-24
+    assert exact(step, "x", step) == Fraction(1, 1 << 24) != exact(step, "x")
+    assert exact(5 * step, "x", step) == Fraction(5, 1 << 24) != exact(5 * step, "x")
+    assert exact(-0.4, "x", 0.5) == Fraction(-2, 5) and exact("0.1", "x", step) == Fraction(1, 10)
+    # Whole numbers of other steps are decimals, wherever their floats fall.
+    assert exact(0.2, "x", 0.1) / exact(0.1, "x", 0.1) == 2
+    for wrong in (math.nan, math.inf):
+        refused(exact, wrong, "x", step)
+
+
+def test_charges_go_up_and_initial_budgets_down() -> None:
+    assert charge_of("0.0000001") == 1 and initial_of("0.0000009") == 0
+    assert charge_of("1.0000001") == 1_000_001 and initial_of("1.9999999") == 1_999_999
+
+
+@pytest.mark.parametrize(
+    "wrong", [0, -1, 0.0, "-0.1", 1e9, math.inf, math.nan, "nan", "much", True]
+)
+def test_charges_that_are_none(wrong: float, refused: Refused) -> None:
+    refused(lambda: charge_of(wrong))
+
+
+@pytest.mark.parametrize("wrong", [-1, "-0.0000001", 1001, math.nan, math.inf])
+def test_initial_budgets_that_are_none(wrong: float, refused: Refused) -> None:
+    refused(lambda: initial_of(wrong))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, MOST + 1, 1 << 80, 0.5, True, "1"])
+def test_amounts_that_are_none(wrong: int, refused: Refused) -> None:
+    refused(lambda: check_amount(wrong))
+    check_amount(MOST)
+
+
+def decimals(rng: np.random.Generator) -> list[float]:
+    """Budgets with up to 15 digits, many of them at or beside a millionth."""
+    micro = rng.integers(0, 1_000_000_000, 3_000)
+    near = [float(Decimal(int(m)).scaleb(-6) + Decimal(int(d)).scaleb(-9))
+            for m, d in zip(micro, rng.integers(-2, 3, len(micro)), strict=True)]  # fmt: skip
+    return [abs(value) for value in near] + rng.uniform(0, 1000, 1_000).tolist()
+
+
+def test_records_budgets_are_those_of_their_decimals() -> None:
+    values = decimals(np.random.default_rng(1))
+    initials, given = initials_of(np.array(values))
+    assert given.all()
+    # Not `==` of lists: where it fails on purpose, pytest would work out their differences.
+    np.testing.assert_array_equal(initials, [initial_of(value) for value in values])
+
+
+def test_rounding_to_the_nearest_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math, "floor", math.ceil)
+    with pytest.raises(AssertionError):
+        test_charges_go_up_and_initial_budgets_down()
+    with pytest.raises(AssertionError):
+        test_records_budgets_are_those_of_their_decimals()
+
+
+def test_a_record_without_a_budget_has_none() -> None:
+    initials, given = initials_of(np.array([np.nan, -1.0, -np.inf, 0.0, np.inf, 5_000.0]))
+    assert initials.tolist() == [0, 0, 0, 0, MOST, MOST]
+    assert given.tolist() == [False, False, False, True, True, True]

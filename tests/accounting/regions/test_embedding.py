@@ -1,5 +1,7 @@
 """A space in a wider one, against records: every record of small spaces is put at its old and at
 its new point by rules written out here, and has spent at the new one what it had at the old one.
+
+Coarsening makes fewer boxes and never lowers a point.
 """
 
 import itertools
@@ -11,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_QUERY_BOXES
+from dpstream.accounting.regions import spent as coarsening
 from dpstream.accounting.regions.embedding import Embedding, Side, embedding
 from dpstream.accounting.regions.space import (
     Budget,
@@ -23,9 +25,9 @@ from dpstream.accounting.regions.space import (
     Space,
     Timestamp,
 )
-
-#: A value of no range, and of no list.
-FAR = 10**9
+from dpstream.accounting.regions.spent import coarsen
+from tests.accounting.regions.spaces import painted, partition
+from tests.golden.refusals import Refused
 
 
 def point(dimension: Dimension, value: Any) -> int | None:
@@ -211,14 +213,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_wider_is_refused(name: str) -> None:
+def test_what_is_not_wider_is_refused(name: str, refused: Refused) -> None:
     old, new, dimension = REFUSED[name]
-    with pytest.raises(UsageError) as caught:
-        embedding(Space(old), Space(new))
-    assert caught.value.field == f"dimension {dimension}"
+    caught = refused(lambda: embedding(Space(old), Space(new)))
+    assert caught.field == f"dimension {dimension}"
 
 
-def test_too_many_boxes_are_refused() -> None:
+def test_too_many_boxes_are_refused(refused: Refused) -> None:
     """A charge of single codes, each of which is far from the others in the new list."""
     codes = tuple(f"{n:02d}" for n in range(60))
     apart = [
@@ -231,5 +232,34 @@ def test_too_many_boxes_are_refused() -> None:
     boxes = np.array([[[0, 60], [0, 60], [0, 1]], [[0, 60], [0, 60], [1, 2]]])
     assert len(embedding(old, new).boxes([boxes[:1]])[0]) == len(codes) ** 2
     assert len(embedding(old, new).boxes([boxes[:1], boxes[:1]])) == 2  # of one charge, not of all
-    with pytest.raises(UsageError):
-        embedding(old, new).boxes([boxes])
+    refused(lambda: embedding(old, new).boxes([boxes]))
+
+
+SIZES = np.array([5, 4, 6])
+
+
+def test_no_point_falls() -> None:
+    rng = np.random.default_rng(0)
+    for most in (1, 5, 20):
+        for _ in range(20):
+            boxes, spent = partition(rng, SIZES, 60)
+            coarse_boxes, raised = coarsen(boxes, spent, most)
+            assert (painted(coarse_boxes, raised, SIZES) >= painted(boxes, spent, SIZES)).all()
+            assert len(coarse_boxes) <= len(boxes) and raised.max() == spent.max()
+
+
+def test_the_smaller_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarsening, "joined", np.minimum)
+    with pytest.raises(AssertionError):
+        test_no_point_falls()
+
+
+def test_the_cheapest_go_first() -> None:
+    boxes = np.array([[[0, 1]], [[1, 2]], [[2, 10]], [[10, 11]]])
+    coarse_boxes, spent = coarsen(boxes, np.array([5, 0, 3, 4]), 3)
+    # Raising eight points by one costs 8, two by five and one by three less: 1-2 costs 3.
+    assert coarse_boxes.tolist() == [[[0, 1]], [[1, 10]], [[10, 11]]] and spent.tolist() == [
+        5,
+        3,
+        4,
+    ]

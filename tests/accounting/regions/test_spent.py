@@ -1,6 +1,8 @@
 """The state: nothing spent, what is most, and which arrays are one.
 
 Decisions against all points of a small space.
+
+The account of regions against one of every point, over many queries, and its cap.
 """
 
 from typing import Any
@@ -9,22 +11,35 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.regions import space
+from dpstream.accounting.regions import spent as charging
+from dpstream.accounting.regions import spent as coarsening
 from dpstream.accounting.regions import spent as spending
-from dpstream.accounting.regions.amounts import MICRO, MOST
+from dpstream.accounting.regions.amounts import CLOSED, MICRO, MOST
 from dpstream.accounting.regions.boxes import disjoint
-from dpstream.accounting.regions.charging import charge
-from dpstream.accounting.regions.space import Budget, Space
+from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import (
     Own,
     Spent,
+    ask,
+    charge,
+    closable,
+    close,
     decide,
     outward,
     restored,
     snapped,
     untouched,
 )
-from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
+from tests.accounting.regions.spaces import (
+    amounts_of,
+    members,
+    small,
+    some_box,
+    some_boxes,
+    wide,
+)  # fmt: skip
+from tests.golden.refusals import Refused
 
 
 def sample_spent() -> Spent:
@@ -36,36 +51,13 @@ def sample_spent() -> Spent:
     return spent
 
 
-def test_nothing_is_spent_at_first() -> None:
-    spent = untouched(small(), "epsilon")
-    assert (amounts_of(spent) == 0).all() and len(spent.boxes) == 1
-    assert (spent.place, spent.step) == (2, 2)
-
-
-def test_most_in_boxes() -> None:
+def test_most_in_boxes(refused: Refused) -> None:
     spent, rng = sample_spent(), np.random.default_rng(1)
     for _ in range(50):
         boxes = some_boxes(rng, spent.space.sizes)
         inside = members(boxes, spent.space.sizes)
         assert spent.most_in(boxes) == amounts_of(spent)[inside].max()
-    with pytest.raises(UsageError):
-        spent.most_in(boxes[:0])
-
-
-def test_arrays_are_read_only() -> None:
-    spent = sample_spent()
-    for part in (spent.boxes, spent.amounts):
-        with pytest.raises(ValueError, match="read-only"):
-            part[0] = 0
-
-
-def test_a_state_comes_back_from_its_arrays() -> None:
-    spent = sample_spent()
-    again = restored(spent.space, "epsilon", spent.boxes, spent.amounts, spent.cap)
-    assert (amounts_of(again) == amounts_of(spent)).all()
-    box = spent.space.box(age=(11, 14))
-    one, two = charge(spent, box, 3), charge(again, box, 3)
-    assert one.boxes.tobytes() == two.boxes.tobytes() and (one.amounts == two.amounts).all()
+    refused(lambda: spent.most_in(boxes[:0]))
 
 
 def without_last(boxes: Any, amounts: Any) -> Any:
@@ -95,22 +87,19 @@ def exchanged(boxes: Any, amounts: Any) -> Any:
     lambda b, a: (b, a + (1 << 62)), lambda b, a: (b[:, :, ::-1], a), lambda b, a: (b + 1, a),
     lambda b, a: (np.concatenate([b] * 40), np.concatenate([a] * 40)),
 ])  # fmt: skip
-def test_arrays_that_are_no_state_are_refused(broken: Any) -> None:
+def test_arrays_that_are_no_state_are_refused(broken: Any, refused: Refused) -> None:
     spent = sample_spent()
     boxes, amounts = broken(np.array(spent.boxes), np.array(spent.amounts))
-    with pytest.raises(PolicyError, match="replay the account"):
-        restored(spent.space, "epsilon", boxes, amounts, 400)
+    refused(lambda: restored(spent.space, "epsilon", boxes, amounts, 400))
 
 
 @pytest.mark.parametrize("cap", [0, -1, 100_001])
-def test_caps_that_are_none(cap: int) -> None:
-    with pytest.raises(UsageError, match="cap"):
-        untouched(small(), "epsilon", cap)
+def test_caps_that_are_none(cap: int, refused: Refused) -> None:
+    refused(lambda: untouched(small(), "epsilon", cap))
 
 
-def test_a_kind_that_records_do_not_have_is_refused() -> None:
-    with pytest.raises(UsageError, match="kind"):
-        untouched(small(), "rho")
+def test_a_kind_that_records_do_not_have_is_refused(refused: Refused) -> None:
+    refused(lambda: untouched(small(), "rho"))
 
 
 def test_every_asked_point_is_in_the_snapped_boxes() -> None:
@@ -280,11 +269,249 @@ def test_a_record_without_budget_is_never_used() -> None:
 
 
 @pytest.mark.parametrize("amount", [0, -5, 1 << 40, 0.5])
-def test_amounts_that_are_none(amount: int) -> None:
-    with pytest.raises(UsageError):
-        decide(untouched(small(), "epsilon"), small().everything, amount)
+def test_amounts_that_are_none(amount: int, refused: Refused) -> None:
+    refused(lambda: decide(untouched(small(), "epsilon"), small().everything, amount))
 
 
-def test_no_boxes_are_no_query() -> None:
-    with pytest.raises(UsageError, match="are none"):
-        decide(untouched(small(), "epsilon"), small().everything[:0], 1)
+def test_no_boxes_are_no_query(refused: Refused) -> None:
+    refused(lambda: decide(untouched(small(), "epsilon"), small().everything[:0], 1))
+
+
+def exact_history(queries: int, seed: int) -> None:
+    """Charges of accepted queries are those of every point; a new table after each 40."""
+    rng, accepted, refused, dropped = np.random.default_rng(seed), 0, 0, 0
+    for number in range(queries):
+        if number % 40 == 0:
+            spent = untouched(small(step=int(rng.integers(1, 4))), "epsilon")
+            sizes = spent.space.sizes
+            truth = np.zeros(sizes, np.int64)
+            initial = np.arange(sizes[2]) * spent.step
+        boxes, amount = some_boxes(rng, sizes), int(rng.integers(1, 5))
+        if number % 7 == 0:
+            check_against_points(spent, boxes, amount)
+        inside = members(boxes, sizes)
+        enough = inside & (initial - truth >= amount)
+        drop = bool(rng.integers(2))
+        decision, after = ask(spent, boxes, amount, drop)
+        assert decision.accepted == (enough.any() if drop else enough[inside].all())
+        truth[enough] += amount * decision.accepted
+        assert (amounts_of(after) == truth).all() and (truth <= initial).all()
+        accepted, refused = accepted + decision.accepted, refused + (not decision.accepted)
+        dropped += drop and decision.accepted and bool(decision.lacking.size)
+        spent = after
+    assert min(accepted, refused, dropped) > queries // 20
+
+
+def test_charges_are_those_of_every_point() -> None:
+    exact_history(400, 0)
+
+
+@pytest.mark.slow
+def test_charges_are_those_of_every_point_over_10000_queries() -> None:
+    exact_history(10_000, 1)
+
+
+def coarse_history(queries: int, cap: int, seed: int) -> Spent:
+    """With a grid and a cap no point is ever charged less, none beyond its initial budget."""
+    rng = np.random.default_rng(seed)
+    for number in range(queries):
+        if number % 60 == 0:
+            spent = untouched(small(grid=4 if number % 120 else 1), "epsilon", cap)
+            sizes = spent.space.sizes
+            truth = np.zeros(sizes, np.int64)
+            initial = np.arange(sizes[2]) * spent.step
+        boxes, amount = some_boxes(rng, sizes), int(rng.integers(1, 4))
+        decision, spent = ask(spent, boxes, amount, drop=True)
+        # The query runs on the asked points that are charged, and those alone really pay.
+        truth[members(boxes, sizes) & members(decision.charged, sizes)] += amount
+        assert len(spent.boxes) <= cap
+        assert (amounts_of(spent) >= truth).all() and (truth <= initial).all()
+    return spent
+
+
+@pytest.mark.parametrize("cap", [1, 7, 20])
+def test_a_cap_and_a_grid_only_over_charge(cap: int) -> None:
+    coarse_history(120, cap, cap)
+
+
+@pytest.mark.slow
+def test_a_cap_and_a_grid_only_over_charge_over_10000_queries() -> None:
+    coarse_history(10_000, 15, 5)
+
+
+def test_joining_at_the_smaller_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarsening, "joined", np.minimum)
+    with pytest.raises(AssertionError):
+        coarse_history(120, 20, 20)
+
+
+def grid_history() -> None:
+    """What a query reads has paid."""
+    space = small(grid=4)
+    spent = untouched(space, "epsilon")
+    box = space.box(age=(11, 13), initial=("0.000004", None))
+    decision, spent = ask(spent, box, 2)
+    assert decision.accepted
+    assert (amounts_of(spent)[members(box, space.sizes)] == 2).all()
+
+
+def test_charging_snapping_inward_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid_history()
+    monkeypatch.setattr(spending, "outward", inward)
+    with pytest.raises(AssertionError):
+        grid_history()
+
+
+def overspent() -> None:
+    """A record of .0000039 cannot pay 4 millionths."""
+    space = small(step=1)
+    at, _ = space.coordinates(
+        {"age": np.array([12]), "city": np.array(["A"]), "initial": np.array([3.9e-6])}
+    )
+    box = np.stack([at, at + 1], axis=2)
+    assert not decide(untouched(space, "epsilon"), box, 4).accepted
+    assert decide(untouched(space, "epsilon"), box, 3).accepted
+
+
+def test_budgets_rounded_up_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    overspent()
+    monkeypatch.setattr(space, "initials_of", lambda v: (np.ceil(v * 1e6).astype(np.int64), v >= 0))
+    with pytest.raises(AssertionError):
+        overspent()
+
+
+def test_the_boxes_of_a_charge_pay_once_under_a_cap() -> None:
+    """Two boxes in one region that cannot be divided: it pays once."""
+    space = small()
+    spent = untouched(space, "epsilon", cap=1)
+    boxes = np.concatenate([space.box(age=(10, 12)), space.box(age=(13, 15))])
+    new_spend = charge(spent, boxes, 3)
+    assert (amounts_of(new_spend) == 3).all() and (amounts_of(spent) == 0).all()
+
+
+def test_a_replay_makes_the_same_bytes() -> None:
+    rng, states = np.random.default_rng(6), [untouched(wide(4, 50), "epsilon", 200)]
+    entries = []
+    for _ in range(60):
+        boxes, amount = some_box(rng, wide(4, 50).sizes), int(rng.integers(1, 1_000))
+        decision, after = ask(states[-1], boxes, amount, drop=True)
+        entries.append((decision.charged.copy(order="C"), amount))
+        states.append(after)
+    again = untouched(wide(4, 50), "epsilon", 200)
+    for number, (boxes, amount) in enumerate(entries):
+        if number == 30:  # from a snapshot on
+            again = restored(again.space, "epsilon", again.boxes, again.amounts, 200)
+        again = charge(again, boxes, amount)
+    assert again.boxes.tobytes() == states[-1].boxes.tobytes()
+    assert again.amounts.tobytes() == states[-1].amounts.tobytes()
+
+
+def test_bars_of_a_histogram_are_one_region() -> None:
+    space = wide(3, 100)
+    spent, budget = untouched(space, "epsilon"), (1, None)
+    for low in range(0, 100, 10):
+        _, spent = ask(spent, space.box(x0=(low, low + 10), initial=budget), 1_000)
+    assert len(spent.boxes) == 2
+    bars = np.concatenate([space.box(x1=(n, n + 1), initial=budget) for n in range(100)])
+    decision, spent = ask(spent, bars, 1_000)
+    assert len(decision.boxes) == 1 and len(spent.boxes) == 2
+
+
+@pytest.mark.parametrize("queries", [60, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_unaligned_boxes_of_six_dimensions_stay_under_the_cap(queries: int) -> None:
+    rng, space = np.random.default_rng(7), wide(6)
+    spent, probes = untouched(space, "epsilon", 1_000), rng.integers(0, space.sizes, (200, 6))
+    truth = np.zeros(len(probes), np.int64)
+    for _ in range(queries):
+        box = some_box(rng, space.sizes)
+        decision, spent = ask(spent, box, 1_000, drop=True)
+        assert len(spent.boxes) <= 1_000
+        for part in decision.charged:
+            truth += 1_000 * ((probes >= part[:, 0]) & (probes < part[:, 1])).all(axis=1)
+    held = np.array([spent.most_in(np.stack([p, p + 1], axis=1)[None]) for p in probes])
+    assert (held >= truth).all() and len(spent.boxes) > 300 and truth.max() > 0
+
+
+def test_charges_that_are_none(refused: Refused) -> None:
+    spent = untouched(small(), "epsilon")
+    refused(lambda: charge(spent, small().everything, 0))
+    refused(lambda: charge(spent, np.concatenate([small().everything] * 2), 1))
+    assert charge(spent, small().everything[:0], 1) is spent
+
+
+def test_sums_beyond_all_budgets_are_refused(refused: Refused) -> None:
+    full = restored(small(), "epsilon", small().everything, np.array([1 << 61]), 10)
+    refused(lambda: charge(full, small().everything, 1))
+
+
+def closings(histories: int) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(histories):
+        space = small()
+        spent = untouched(space, "epsilon")
+        for _ in range(6):
+            spent = charge(spent, some_boxes(rng, space.sizes), int(rng.integers(1, 4)))
+        before, boxes = amounts_of(spent), some_boxes(rng, space.sizes)
+        inside = members(boxes, space.sizes)
+        after = amounts_of(close(spent, boxes))
+        assert (after[inside] == CLOSED).all() and (after[~inside] == before[~inside]).all()
+
+
+def test_closed_points_have_spent_everything_and_no_other() -> None:
+    closings(40)
+
+
+def test_closed_points_are_told_from_those_that_have_spent_the_largest_budget() -> None:
+    few = Space(
+        (Integer(name="x", low=0, high=3), Budget(name="initial", most=1_000.0, step=MICRO))
+    )
+    spent = charge(untouched(few, "epsilon"), few.box(x=(0, 2), initial=(1_000, None)), MOST)
+    spent = close(spent, few.box(x=(1, 3)))
+    assert MOST < CLOSED
+    assert [amounts_of(spent)[x, -1] for x in range(3)] == [MOST, CLOSED, CLOSED]
+    assert spent.most_in(few.box(x=(2, 3))) == spent.most_in(few.box(x=(0, 1))) == MOST
+    for x in range(3):
+        assert not decide(spent, few.box(x=(x, x + 1), initial=(1_000, None)), 1).accepted
+
+
+def test_closing_at_a_small_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charging, "CLOSED", 3)
+    with pytest.raises(AssertionError):
+        closings(40)
+
+
+def test_ranges_closed_one_after_the_other_are_one_region() -> None:
+    space = wide(3, 100)
+    spent = untouched(space, "epsilon")
+    for low in range(0, 60, 10):
+        spent = charge(spent, space.box(x0=(low, low + 7), x1=(3, 60), initial=(1, None)), 1_000)
+        spent = close(spent, space.box(x0=(low, low + 10)))
+    assert len(spent.boxes) == 2 and spent.amounts.max() == CLOSED
+    box = space.box(x0=(50, 70), initial=(1_000, None))
+    decision = decide(spent, box, 1, drop=True)
+    assert decision.accepted and not decide(spent, box, 1).accepted
+    assert decision.charged[:, 0].tolist() == [[60, 70]]
+    assert decision.left.tolist() == [0] and decision.lacking[:, 0].tolist() == [[50, 60]]
+
+
+def test_under_a_full_cap_more_is_closed_never_less() -> None:
+    rng = np.random.default_rng(4)
+    for cap in (1, 3, 8):
+        space = small()
+        spent = untouched(space, "epsilon", cap)
+        for _ in range(4):
+            spent = charge(spent, some_boxes(rng, space.sizes), 2)
+        boxes = some_boxes(rng, space.sizes)
+        after = close(spent, boxes)
+        assert len(after.boxes) <= cap
+        assert (amounts_of(after)[members(boxes, space.sizes)] == CLOSED).all()
+        assert (amounts_of(after) >= amounts_of(spent)).all()
+
+
+def test_only_whole_cells_are_closed(refused: Refused) -> None:
+    space = small(grid=4)
+    for box in (space.box(age=(10, 12)), space.everything[:0]):
+        refused(closable, space, box)
+    assert len(closable(space, space.box(age=(10, 14)))) == 1
+    spent = untouched(space, "epsilon")
+    assert close(spent, space.everything[:0]) is spent

@@ -1,15 +1,25 @@
-"""From millionths to scales: never less noise than was paid for, and hardly more."""
+"""From millionths to scales: never less noise than was paid for, and hardly more.
+
+Questions: what may be asked and what it needs, coordinates as numbers, names of noise.
+
+Cells: a partition of what is asked, and the ranges that a column has in them.
+
+The public model of a table: what its digest covers, and what it refuses.
+"""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import UsageError
-from dpstream.accounting.query.parts import QueryPart
+from dpstream.accounting.query.parts import QueryPart, cell_at, cells_of
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
@@ -18,12 +28,27 @@ from dpstream.accounting.sessions.aggregates import (
     Cells,
     Kind,
     Question,
+    along,
     average,
+    canonical,
+    leaves_of,
+    line_of,
     median,
+    quantiles,
     sum_of,
+    tree_column,
 )
 from dpstream.accounting.sessions.calibration import calibrated, expected, scale_of
-from tests.sessions import QUESTIONS, SHAPES, boxes_of, space
+from dpstream.accounting.sessions.table import (
+    AnyDimension,
+    Quotas,
+    Rules,
+    SessionTable,
+    Unlock,
+    quota_of,
+)
+from tests.golden.refusals import Refused
+from tests.sessions import QUESTIONS, SHAPES, boxes_of, points, space
 
 SPACE = space()
 
@@ -102,15 +127,15 @@ def test_a_narrower_range_has_less_noise() -> None:
     ]
 
 
-def test_noise_beyond_exact_draws_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_beyond_exact_draws_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     question = Question(kind="epsilon", amount=1)
     calibrated(SPACE, question, SPACE.everything)
     monkeypatch.setattr(limits, "MAX_REAL_SIGMA", 1e5)
     monkeypatch.setattr(calibration, "_measure", calibration._measure.__wrapped__)
-    with pytest.raises(UsageError, match="range of exact draws"):
-        calibrated(SPACE, question, SPACE.everything)
-    with pytest.raises(UsageError, match="budget"):
-        calibrated(SPACE, Question(kind="rho", amount=0), SPACE.everything)
+    refused(lambda: calibrated(SPACE, question, SPACE.everything))
+    refused(lambda: calibrated(SPACE, Question(kind="rho", amount=0), SPACE.everything))
 
 
 def test_rho_is_that_of_gaussian_dp() -> None:
@@ -159,3 +184,273 @@ def test_errors_of_averages_and_medians_hold_for_their_law(kind: str, width: flo
     _, _, mean, middle = expected(SPACE, question_of(4_000_000, kind), SPACE.everything)
     for errors in (mean, middle):
         assert errors.within / errors.sd == pytest.approx(width)
+
+
+@pytest.mark.parametrize(("dimension", "unit"), [
+    (Integer(name="x", low=-3, high=5), Fraction(1)),
+    (Real(name="x", low=-0.4, high=1.6, step=0.5), Fraction(1, 10)),
+    (Real(name="x", low=0, high=100, step=0.25), Fraction(1, 4)),
+    (Real(name="x", low=-74.05, high=-73.75, step=0.001), Fraction(1, 1000)),
+    (Real(name="x", low=0, high=3_000, step=30), Fraction(30)),
+])  # fmt: skip
+def test_coordinates_as_numbers(dimension: Integer | Real, unit: Fraction) -> None:
+    line = line_of(dimension)
+    assert line.unit == unit
+    for at in range(min(dimension.values, 20)):
+        value = line.unit * line.at(at)
+        assert dimension.edge(value) == at
+        assert float(value) == pytest.approx(line.low + at * line.step, abs=1e-12)
+
+
+def test_columns_without_numbers_or_of_too_many(refused: Refused) -> None:
+    columns = (
+        Category(name="x", codes=("A",)),
+        Integer(name="y", low=0, high=2),
+        Budget(name="e", most=1),
+    )
+    caught = refused(lambda: average("x").check(Space(columns)))
+    assert caught.fix.endswith(": y")
+    line_of(Integer(name="x", low=0, high=1 << 31))
+    for low, high in ((0, 1 << 40), (0, (1 << 31) + 1), (1 << 33, (1 << 33) + 5)):
+        refused(line_of, Integer(name="x", low=low, high=high))
+
+
+def question(*aggregates: Aggregate, **other: Any) -> Question:
+    usual: dict[str, Any] = {"kind": "epsilon", "amount": 1, "aggregates": aggregates}
+    return Question(**(usual | other))
+
+
+@pytest.mark.parametrize("bad", [
+    (), (COUNT, COUNT), (Aggregate("count", "age"),), (Aggregate("sum"),), (sum_of("x"),),
+    (quantiles("age", ()),), (quantiles("age", (1.5,)),), (quantiles("age", (0.5, 0.5)),),
+    (Aggregate("sum", "age", (0.5,)),), (Aggregate("count", share=0.0),),
+    (Aggregate("count", share=float("nan")),), (COUNT, Aggregate("sum", "age", label="count_sd")),
+    # Their figures have other names, but their noise would be one.
+    (quantiles("age", (0.25,)), quantiles("age", (0.75,))),
+    (Aggregate("quantiles", "age", (0.2, 0.4), label="a"),
+     Aggregate("quantiles", "price", (0.6, 0.8), label="a")),
+])  # fmt: skip
+def test_what_has_no_meaning(bad: tuple[Aggregate, ...], refused: Refused) -> None:
+    refused(lambda: question(*bad).check(SPACE))
+
+
+@pytest.mark.parametrize("other", [
+    {"amount": 0}, {"amount": -1}, {"amount": 0.5}, {"kind": "delta"},
+    {"cells": Cells((Axis("age", (1,)),))},
+    {"cells": Cells((Axis("age", (0, 8)),)), "aggregates": (Aggregate("count", label="age"),)},
+])  # fmt: skip
+def test_questions_without_meaning(other: dict[str, Any], refused: Refused) -> None:
+    refused(lambda: question(**({"aggregates": (COUNT,)} | other)).check(SPACE))
+    question(COUNT, median("age"), cells=Cells((Axis("age", (0, 8)),))).check(SPACE)
+
+
+def test_needs() -> None:
+    query = question(COUNT, sum_of("age"), average("age"), median("price"), average("price"))
+    needs = query.needs(SPACE, SPACE.everything)
+    assert needs.columns == ("age", "price")
+    assert [of.column for of in needs.leaves] == ["price"]
+    assert question(COUNT).needs(SPACE, SPACE.everything) == ((), ())
+
+
+def test_leaves_are_the_trees() -> None:
+    wide = type(SPACE)((Integer(name="x", low=0, high=10_000, missing="point"),
+                        *SPACE.dimensions[3:]))  # fmt: skip
+    for low, high in ((0, 10_001), (17, 9_000), (5, 6), (100, 356), (3, 260), (9_998, 10_000)):
+        box = wide.everything.copy()
+        box[0, 0] = low, high
+        of = leaves_of(wide, box, "x")
+        column = tree_column("", of.low, of.high, (0.5,))
+        at = np.arange(of.low, of.high)
+        leaf = (at - of.low) * of.size // of.width
+        assert of.size == cells_of(column) and (leaf == cell_at(column, at)).all()
+        assert leaf.min() == 0 and leaf.max() < of.size and of.high <= 10_000
+
+
+def test_what_a_question_says_never_changes() -> None:
+    query = question(COUNT, quantiles("age", (0.5, 1)), cells=Cells((Axis("city", (0, 1, 2)),)))
+    box = SPACE.box(age=(0, 2))
+    assert canonical(query, box) == (
+        b'["dpstream session question/1","epsilon",1,[["count","",[],1.0,"count"],'
+        b'["quantiles","age",[0.5,1.0],1.0,"quantiles_age"]],[["city",[0,1,2]]],'
+        b"[[[3,5],[0,5],[0,2],[0,3],[0,1]]]]"
+    )
+    others = [
+        msgspec.structs.replace(query, **change)
+        for change in ({"amount": 2}, {"kind": "rho"}, {"cells": Cells()}, {"aggregates": (COUNT,)})
+    ]
+    texts = {canonical(other, box) for other in others} | {canonical(query, SPACE.everything)}
+    assert len(texts) == 5 and canonical(query, box) not in texts
+
+
+@pytest.mark.parametrize(("cells", "ranges"), SHAPES)
+def test_what_is_inside_are_the_points_that_have_a_cell(
+    cells: Cells, ranges: tuple[tuple[str, int, int], ...]
+) -> None:
+    boxes = boxes_of(SPACE, Cells(), ranges)
+    inside = cells.inside(SPACE, boxes)
+    for point in points(SPACE):
+        has = all(
+            any(
+                a <= point[SPACE.place(x.name)] < b
+                for a, b in zip(x.edges, x.edges[1:], strict=False)
+            )
+            for x in cells.axes
+        )
+        place = np.array(point)
+        hit = [((b[:, :, 0] <= place) & (place < b[:, :, 1])).all(axis=1).sum()
+               for b in (boxes, inside)]  # fmt: skip
+        assert hit[1] == (hit[0] if has else 0)
+    assert cells.count == np.prod(cells.shape, dtype=int)
+
+
+@pytest.mark.parametrize(("cells", "ranges"), SHAPES)
+@pytest.mark.parametrize("name", ["age", "price", "city"])
+def test_ranges_are_those_of_the_points_of_a_cell(
+    cells: Cells, ranges: tuple[tuple[str, int, int], ...], name: str
+) -> None:
+    boxes, place = boxes_of(SPACE, cells, ranges), SPACE.place(name)
+    spans = cells.ranges(SPACE, boxes, name)
+    values = SPACE.dimensions[place].values
+    met: dict[int, set[int]] = {}
+    for point in points(SPACE):
+        at = np.array(point)
+        if ((boxes[:, :, 0] <= at) & (at < boxes[:, :, 1])).all(axis=1).any():
+            number = 0
+            for axis in cells.axes:
+                x = point[SPACE.place(axis.name)]
+                number = number * axis.count + int(np.searchsorted(axis.edges, x, "right")) - 1
+            met.setdefault(number, set()).add(point[place])
+    for number, of in met.items():
+        low, high = spans.bounds[spans.range_numbers[number]].tolist()
+        inside = {x for x in of if x < values}
+        assert 0 <= low < high <= values
+        assert not inside or (min(inside), max(inside) + 1) == (low, high)
+
+
+def test_axes_from_values(refused: Refused) -> None:
+    assert along(SPACE, "age", [-3, 0, 5]) == Axis("age", (0, 3, 8))
+    assert along(SPACE, "price", [0.1, 1.6]) == Axis("price", (1, 4))
+    assert along(SPACE, "city") == Axis("city", (0, 1, 2))
+    assert along(SPACE, "age") == Axis("age", tuple(range(10)))  # the last: missing values
+    for bad in (lambda: along(SPACE, "price", [0.2, 1.6]), lambda: along(SPACE, "city", ["A"]),
+                lambda: along(SPACE, "name")):  # fmt: skip
+        refused(bad)
+
+
+@pytest.mark.parametrize("axes", [
+    (Axis("age", (3,)),), (Axis("age", ()),), (Axis("age", (2, 2)),), (Axis("age", (3, 1)),),
+    (Axis("age", (-1, 2)),), (Axis("age", (0, 10)),), (Axis("age", (0, 9)),),
+    (Axis("city", (0, 2)),), (Axis("age", (0, 8)), Axis("age", (0, 8))), (Axis("x", (0, 1)),),
+])  # fmt: skip
+def test_what_is_no_partition(axes: tuple[Axis, ...], refused: Refused) -> None:
+    refused(lambda: Cells(axes).check(SPACE))
+    Cells((Axis("age", (0, 3, 8, 9)), Axis("city", (0, 1)))).check(SPACE)
+
+
+def test_too_many_cells(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
+    cells = Cells((Axis("age", (0, 1, 2)), Axis("city", (0, 1, 2))))
+    monkeypatch.setattr(limits, "MAX_CELLS", 4)
+    cells.check(SPACE)
+    monkeypatch.setattr(limits, "MAX_CELLS", 3)
+    refused(lambda: cells.check(SPACE))
+    refused(lambda: along(SPACE, "age"))
+
+
+AGE = Integer(name="age", low=0, high=100, grid=5)
+FARE = Real(name="fare", low=0, high=99.9, step=0.1, missing="point")
+CITY = Category(name="city", codes=("A", "B"))
+WHEN = Timestamp(name="when", low=0, high=86_400_000_000)
+INITIAL = Budget(name="initial", most=1.5)
+RHO = Budget(name="rho", kind="rho", most=0.5, step=10)
+
+
+def rides(*dimensions: AnyDimension, name: str = "rides", cap: int = 10_000) -> SessionTable:
+    return SessionTable(
+        name=name, dimensions=dimensions or (AGE, FARE, CITY, WHEN, INITIAL, RHO), cap=cap
+    )
+
+
+def test_the_digest_is_that_of_the_first_version() -> None:
+    """Ledgers name it: it must never move."""
+    assert rides().digest == "bb80f9f9687fe46b879fb0b1ee65b3ae"
+
+
+def test_equal_numbers_are_one_table() -> None:
+    alike = msgspec.structs.replace(FARE, low=0.0, high=99.90, step=0.10)
+    budget = msgspec.structs.replace(INITIAL, most="1.50")
+    assert rides(AGE, alike, CITY, WHEN, budget, RHO).digest == rides().digest
+
+
+CHANGES: list[tuple[int, dict[str, Any]]] = [
+    (0, {"name": "years"}), (0, {"low": 1}), (0, {"high": 99}), (0, {"grid": 6}),
+    (0, {"missing": "point"}), (1, {"low": 0.1}), (1, {"high": 100.0}), (1, {"step": 0.3}),
+    (2, {"codes": ("B", "A")}), (3, {"low": 1}), (3, {"high": 86_400_000_001}), (3, {"step": 5}),
+    (4, {"most": 1.6}), (4, {"step": 2}), (5, {"most": 0.6}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "change"), CHANGES)
+def test_whatever_is_fixed_of_a_dimension_moves_the_digest(
+    place: int, change: dict[str, Any]
+) -> None:
+    changed = list(rides().dimensions)
+    changed[place] = msgspec.structs.replace(changed[place], **change)
+    assert rides(*changed).digest != rides().digest
+
+
+def test_whatever_is_fixed_of_the_table_moves_the_digest() -> None:
+    order = rides(FARE, AGE, CITY, WHEN, INITIAL, RHO)
+    fewer = rides(AGE, FARE, CITY, WHEN, INITIAL)
+    for other in (rides(name="flights"), rides(cap=9_999), order, fewer):
+        assert other.digest != rides().digest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rides(name=""),
+        lambda: rides(name="a\nb"),
+        lambda: rides(cap=0),
+        lambda: rides(cap=1_000_000),
+        lambda: rides(AGE),
+        lambda: rides(AGE, AGE, INITIAL),
+    ],
+)
+def test_what_is_no_table(make: Callable[[], object], refused: Refused) -> None:
+    refused(make)
+
+
+DAY = 86_400_000_000
+
+
+def test_quotas_are_of_a_name_or_of_all_others() -> None:
+    quotas = Quotas(epsilon={"ann": 5}, default_epsilon=2, rho={"bob": 7})
+    assert [quotas.of("epsilon", who) for who in ("ann", "bob", "cyd")] == [5, 2, 2]
+    assert [quotas.of("rho", who) for who in ("ann", "bob")] == [None, 7]
+    assert Rules().quotas.of("epsilon", "ann") is None
+
+
+def test_a_quota_is_rounded_down(refused: Refused) -> None:
+    assert quota_of("0.0000019") == 1 and quota_of(0) == 0
+    refused(lambda: quota_of(-1))
+
+
+def test_so_much_more_every_whole_day() -> None:
+    unlock = Unlock(start=5 * DAY, share="0.3")
+    amounts = [
+        unlock.usable(at) for at in (0, 5 * DAY - 1, 5 * DAY, 6 * DAY - 1, 6 * DAY, 90 * DAY)
+    ]
+    tenth = Fraction(1, 10)
+    assert amounts == [0, 0, 3 * tenth, 3 * tenth, 6 * tenth, 1]
+    assert Unlock(start=0, share=0.1).usable(8 * DAY) == 9 * tenth
+
+
+def test_millionths_are_rounded_down() -> None:
+    rules = Rules(unlock=Unlock(start=0, share="0.0000009"))
+    assert rules.usable(0) == 0 and rules.usable(DAY) == 1 and rules.usable(3 * DAY) == 3
+    assert Rules().usable(-1) == 1_000_000 == Rules(unlock=Unlock(start=0, share=1)).usable(0)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, "nan", "many"])
+def test_a_share_that_is_none(share: float, refused: Refused) -> None:
+    refused(lambda: Unlock(start=0, share=share))

@@ -15,7 +15,7 @@ from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.sessions.aggregates import Axis, Cells, Question, sum_of
 from dpstream.accounting.strategies.cells.bases import Even, reduced
-from dpstream.accounting.strategies.cells.pure import LatticeStrategy
+from dpstream.accounting.strategies.cells.products import LatticeStrategy
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
 from dpstream.dp_transforms import residual
 from dpstream.dp_transforms.noise import inputs as module

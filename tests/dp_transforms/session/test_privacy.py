@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Decision, Own, Spent, decide, untouched
+from dpstream.accounting.regions.spent import Decision, Own, Spent, charge, decide, untouched
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import (
     COUNT,

@@ -26,7 +26,7 @@ import dpstream
 from dpstream.accounting.errors import DpstreamError
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.pipelines.ask import sequence
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.ledger.events import Created, Received
 from dpstream.state.ledger.open import make
 from tests import accounts

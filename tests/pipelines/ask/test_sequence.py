@@ -11,7 +11,7 @@ from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.ask.sequence import ask, ask_uncharged, request_of
-from dpstream.state.ledger.answers import Answer, Decision
+from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_path

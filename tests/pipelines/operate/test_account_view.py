@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
 from dpstream.pipelines.cli.main import cli
-from dpstream.state.ledger.answers import AnswerLog, Decision
+from dpstream.state.ledger.contract import AnswerLog, Decision
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import history_of, read_ledger
 from tests import accounts

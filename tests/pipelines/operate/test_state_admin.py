@@ -23,8 +23,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
 from dpstream.state.sqlite.database import sqlite3
-from dpstream.state.sqlite.file import connect
-from dpstream.state.sqlite.rows import snapshot_row, step_blobs
+from dpstream.state.sqlite.file import connect, snapshot_row, step_blobs
 from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
 from tests.fixed_runs import fix_run_id

@@ -7,9 +7,8 @@ import pytest
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.figures import up
-from dpstream.accounting.guarantee import NOT_SOUND, describe
+from dpstream.accounting.guarantee import NOT_SOUND, describe, promises
 from dpstream.accounting.plan.plan import Plan
-from dpstream.accounting.promises import promises
 from dpstream.accounting.tuning.outlook import outlook
 from dpstream.accounting.weights import MILD, STEEP
 from dpstream.pipelines.render.job_plan import (
@@ -19,8 +18,7 @@ from dpstream.pipelines.render.job_plan import (
     trigger_rows,
 )
 from tests.accounting.plans import COUNT, MEAN, SUM, UNITS, Make, build
-from tests.accounting.test_guarantee import ALL
-from tests.accounting.test_promises import months
+from tests.accounting.test_guarantee import ALL, months
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.regions.spent import decide, untouched
-from dpstream.accounting.tabulation.describe import describe
+from dpstream.accounting.tabulation.plan import describe
 from dpstream.accounting.tuning.answer import PerKey
 from dpstream.pipelines.render.census_plan import census_text
 from dpstream.pipelines.render.question_plan import explanation_text, lacking_lines, question_text

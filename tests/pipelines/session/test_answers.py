@@ -23,7 +23,7 @@ from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.ticket import hand_out, opened, ticket_of
 from dpstream.pipelines.session.union import Part, joined
-from dpstream.state.ledger.answers import Answer, AnswerLog
+from dpstream.state.ledger.contract import Answer, AnswerLog
 from tests.golden.pinned import check, of_refusals
 from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
 from tests.pipelines.session.small import RECORDS

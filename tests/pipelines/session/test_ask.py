@@ -27,7 +27,7 @@ from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.records.load import add, delete
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.session import Session
-from dpstream.state.ledger.answers import Answer
+from dpstream.state.ledger.contract import Answer
 from dpstream.state.ledger.orders import SessionRefusedError
 from tests.golden.pinned import check, of_refusals
 from tests.pipelines.session.small import RECORDS, config_at

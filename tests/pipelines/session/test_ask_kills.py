@@ -14,8 +14,7 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import regions
-from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import AnswerLog, Ledger
 from tests.pipelines.session.small import config_at
 
 #: What is killed, and whether its charge stands: before the end of the transaction nothing does.

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.regions.charging import ask, close
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.spent import Spent, ask, close, untouched
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Cells,

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.regions.charging import close
 from dpstream.accounting.regions.space import Budget, Category, Integer, Space
-from dpstream.accounting.regions.spent import untouched
+from dpstream.accounting.regions.spent import close, untouched
 from dpstream.pipelines.session import page
 from dpstream.pipelines.session.overview import heat_map, over_time
 from dpstream.pipelines.session.page import Chosen

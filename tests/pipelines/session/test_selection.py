@@ -19,9 +19,8 @@ import pytest
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.boxes import disjoint, points
-from dpstream.accounting.regions.charging import charge
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
-from dpstream.accounting.regions.spent import Spent, untouched
+from dpstream.accounting.regions.spent import Spent, charge, untouched
 from dpstream.pipelines.session import selection
 from dpstream.pipelines.session.conditions import NEGATED
 from dpstream.pipelines.session.selection import Selection, common, predicate_of

@@ -20,7 +20,7 @@ from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.engine import too_large
 from dpstream.pipelines.tables.registration import register
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from tests.pipelines.sql.asking import (
     ALL,
     COUNTED,

@@ -17,7 +17,7 @@ _CHILD = """
 import os, signal, sys
 from dpstream.pipelines.sql import ask as asking, receipt
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 catalog, text, fault = sys.argv[1:]
 
 def after(home, name):

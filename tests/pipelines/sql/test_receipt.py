@@ -26,7 +26,7 @@ from dpstream.pipelines.sql.receipt import (
     read,
     records,
 )
-from dpstream.state.ledger.answers import Answer
+from dpstream.state.ledger.contract import Answer
 from tests.pipelines.cli.called import call
 from tests.pipelines.sql.asking import FRESH, answer_to, data_set, dp, without_noise
 

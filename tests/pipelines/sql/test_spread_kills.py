@@ -26,7 +26,7 @@ import os, signal, sys
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking, flow, receipt, spread
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 catalog, text, runner, fault = sys.argv[1:]
 
 def after(home, name, times=1):

@@ -15,7 +15,7 @@ from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.registration import register
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, projects
 from tests.faults.journals import leave_journal

@@ -19,7 +19,7 @@ _CHILD = """
 import os, pathlib, signal, sys
 from dpstream.pipelines.ask import folder as folders
 from dpstream.pipelines.tabulation import execute as home
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from tests.pipelines.tabulation.office import executed, ledger_of
 from tests.pipelines.tabulation.office import Office
 parameters, data, folder, point, kept = sys.argv[1:]

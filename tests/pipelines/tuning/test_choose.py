@@ -36,7 +36,7 @@ from dpstream.pipelines.tuning.choose import (
     with_bounds,
 )
 from dpstream.state import open as stores
-from dpstream.state.ledger.answers import AnswerLog
+from dpstream.state.ledger.contract import AnswerLog
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,

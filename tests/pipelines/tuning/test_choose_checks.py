@@ -12,8 +12,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
-from dpstream.state.ledger.answers import AnswerLog
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.pipelines.tuning.asking import (  # noqa: F401

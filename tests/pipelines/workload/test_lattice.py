@@ -12,7 +12,7 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.periods import Room
 from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
-from dpstream.accounting.strategies.cells.pure import LatticeStrategy, pure
+from dpstream.accounting.strategies.cells.products import LatticeStrategy, pure
 from dpstream.accounting.workloads.workload import marginals, over
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
 from dpstream.pipelines.render.workload_plan import families_line

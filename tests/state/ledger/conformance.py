@@ -15,8 +15,7 @@ import pytest
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.state.ledger.answers import Answer, AnswerLog, Begun, Decision
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import Answer, AnswerLog, Begun, Decision, Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, Closed, LimitChanged, TableNamed
 from tests import accounts
 

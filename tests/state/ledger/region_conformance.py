@@ -18,9 +18,8 @@ from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.space import Budget, Category, Integer
 from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable, Unlock
-from dpstream.state.ledger.answers import AnswerLog, Decision
 from dpstream.state.ledger.balances import region_of, widen, widened
-from dpstream.state.ledger.contract import Ledger
+from dpstream.state.ledger.contract import AnswerLog, Decision, Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge
 from dpstream.state.ledger.orders import Kind, Order, SessionRefusedError, Views
 from dpstream.state.ledger.regions import RegionAccount

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.state.ledger import contract
 from dpstream.state.ledger.lineage import enter
 from dpstream.state.ledger.log import LedgerMovedError
@@ -28,6 +28,7 @@ from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts, emulator
 from tests.accounts import within
 from tests.faults.unsure import Network
+from tests.golden.refusals import Refused
 from tests.lanes import few_first
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS
 from tests.state.ledger.conformance import Asker, Open, charge
@@ -93,19 +94,20 @@ def test_without_the_fence_they_overspend(
     assert written == 2 and not within([charge(1, 3.5), charge(2, 3.5)], *accounts.LIMIT)
 
 
-def test_one_that_is_always_overtaken_says_so(again: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_always_overtaken_says_so(
+    again: Open, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.setattr(contract, "BUSY_SECONDS", 0.0)
     one, two = again(), again()
 
     def overtaken() -> None:
         two.charge(charge(1 + len(two.entries()), 0.01))
 
-    with pytest.raises(RunError, match="busy: other processes were faster"):
-        one.transact(overtaken)
+    refused(lambda: one.transact(overtaken))
 
 
 def test_what_a_cell_does_not_take_lies_in_pieces(
-    again: Open, url: str, monkeypatch: pytest.MonkeyPatch
+    again: Open, url: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """Rows and blobs: in order, and all of them."""
     monkeypatch.setattr("dpstream.state.ledger.spanner.CELL_BYTES", 1_000)
@@ -126,8 +128,7 @@ def test_what_a_cell_does_not_take_lies_in_pieces(
     for table in ("LedgerBlobs", "LedgerLog"):
         change = f"DELETE FROM {table} WHERE Piece = 1"
         connect(url).run_in_transaction(lambda work, change=change: work.execute_update(change))
-        with pytest.raises(PolicyError, match=r"account\.path: is damaged"):
-            open_path(url)
+        refused(open_path, url)
 
 
 def test_the_schema_file_is_the_schema() -> None:
@@ -136,39 +137,32 @@ def test_the_schema_file_is_the_schema() -> None:
     assert "\n".join(lines).strip() == DDL.strip()
 
 
-def test_a_ledger_is_made_once_and_alone(running: None) -> None:
+def test_a_ledger_is_made_once_and_alone(running: None, refused: Refused) -> None:
     made = emulator.fresh_url()
     assert not ledger_exists(made)
-    with pytest.raises(UsageError, match=r"account\.path: no such .*dpstream account create"):
-        open_path(made)
+    refused(lambda: open_path(made))
     make_tables(connect(made), DDL.split(";")[0], "it")  # where a creation was stopped
     assert not ledger_exists(made)
-    with pytest.raises(UsageError, match="has no account"):
-        open_path(made)
+    refused(lambda: open_path(made))
     created = accounts.created(made)
     assert ledger_exists(made) and accounts.created(made) == created
     open_path(made).charge(charge(1))
-    with pytest.raises(UsageError, match="already exists"):
-        accounts.created(made)
+    refused(lambda: accounts.created(made))
     assert accounts.undated(accounts.charges(made)) == [charge(1)]
-    with pytest.raises(PolicyError, match="give the store a database of its own"):
-        create_tables(connect(made))
+    refused(lambda: create_tables(connect(made)))
     emulator.drop(made)
     create_tables(connect(made))
-    with pytest.raises(PolicyError, match=r"account\.path.*give the account a database of its own"):
-        accounts.created(made)
-    with pytest.raises(UsageError, match="no such"):
-        open_path(made)
+    refused(lambda: accounts.created(made))
+    refused(lambda: open_path(made))
     emulator.drop(made)
 
 
-def test_an_account_of_an_older_program_is_refused(running: None) -> None:
+def test_an_account_of_an_older_program_is_refused(running: None, refused: Refused) -> None:
     """Also by whoever would make another one in its place."""
     url = emulator.fresh_url()
     make_tables(connect(url), "CREATE TABLE LedgerCommits (N INT64) PRIMARY KEY (N)", "it")
     for attempt in (open_path, read_ledger, lambda url: accounts.create(url, "flights")):
-        with pytest.raises(PolicyError, match=r"account\.path: was written by another version"):
-            attempt(url)
+        refused(attempt, url)
     emulator.drop(url)
 
 
@@ -206,7 +200,12 @@ def test_charges_whose_outcome_is_unknown(
 
 @pytest.mark.parametrize("seed", few_first(range(2)))
 def test_lineage_when_answers_are_lost(
-    again: Open, url: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    again: Open,
+    url: str,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
 ) -> None:
     """The genuine store goes on at every begin, charged once; its copy does not."""
     quick(monkeypatch)
@@ -220,15 +219,14 @@ def test_lineage_when_answers_are_lost(
             if begin == 1:
                 shutil.copyfile(tmp_path / "store.db", tmp_path / "copy.db")
         copy = SqliteStore(tmp_path / "copy.db", KEY_SCHEMA, STREAMS)
-        with pytest.raises(PolicyError, match="older or forked"):
-            enter(again(), copy, CHARGE)
+        refused(lambda: enter(again(), copy, CHARGE))
         copy.close()
     assert paid == [True, False, False, False] and accounts.undated(again().entries()) == [CHARGE]
     assert network.faults["answer lost"] and network.faults["delayed"]
 
 
 def test_an_attempt_that_lands_when_nobody_waits(
-    again: Open, monkeypatch: pytest.MonkeyPatch
+    again: Open, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """The caller saw an error; the charge stands, is found by its name, and is not made twice."""
     one, real = again(), commit
@@ -239,8 +237,7 @@ def test_an_attempt_that_lands_when_nobody_waits(
 
     with monkeypatch.context() as patch:
         patch.setattr("dpstream.state.ledger.spanner.commit", lost)
-        with pytest.raises(RunError, match=r"account\.path: the database does not answer"):
-            one.charge(charge(1))
+        refused(lambda: one.charge(charge(1)))
     assert one.charge(charge(1)) is False and accounts.undated(again().entries()) == [charge(1)]
 
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from dpstream.state import arrow
-from dpstream.state.arrow import position_ids
 from dpstream.state.spanner import shards as module
 from dpstream.state.spanner import store as spanner_store
-from dpstream.state.spanner.commits import Mutations
 from dpstream.state.spanner.rows import PLAIN, Layout, UnitRows, admitted_of, ids_in, unpack_states
+from dpstream.state.spanner.schema import Mutations
 from dpstream.state.spanner.shards import (
     COPIED,
     ROW_MUTATIONS,
@@ -57,37 +56,6 @@ def rows_of(units: SpannerUnitShard, slots: list[int], layout: Layout = PLAIN) -
     return UnitRows.of([b64decode(row[2]) for row in rows], layout)
 
 
-def test_records_are_appended_to_the_rows_of_their_units() -> None:
-    units = SpannerUnitShard(7, complete=True)
-    units.intern(ids([1, 2, 3]))
-    assert units.take(records([2, 0, 2], [4, 1, 2], 10)).tolist() == [0, 2]
-    assert units.take(records([2], [5], 20)).tolist() == [2]
-    unit_rows = rows_of(units, [2, 0, 1])
-    assert unit_rows.records["offset"].tolist() == [10, 12, 20, 11]
-    assert unit_rows.owner.tolist() == [0, 0, 0, 1] and unit_rows.counts.tolist() == [11, 1, 0]
-    assert unit_rows.until.tolist() == [NEVER] * 3
-
-
-def test_counts_of_another_store_stay_whatever_records_come_with_them() -> None:
-    units = SpannerUnitShard(7, complete=True)
-    slots = units.put(ids([1, 2]), np.array([9, 4]), np.array([5, NEVER]), np.zeros(2, np.int64))
-    before = rows_of(units, slots.tolist())
-    assert before.counts.tolist() == before.gone.tolist() == [9, 4]
-    assert units.put_records(records([0, 0], [3, 2], 10)).tolist() == [0]
-    after = rows_of(units, slots.tolist())
-    assert after.counts.tolist() == [9, 4] and after.gone.tolist() == [4, 4]
-    assert after.until.tolist() == [5, NEVER] and units.counts[:2].tolist() == [9, 4]
-
-
-def test_all_records_in_memory_are_found_by_position() -> None:
-    units = SpannerUnitShard(7, complete=True)
-    units.intern(ids([1, 2]))
-    units.take(records([1, 0], [4, 1], 10))
-    index, admitted = units.admitted()
-    at = index.find(position_ids(np.full(2, 3), np.array([10, 11]), np.array([1, 0])))
-    assert admitted.pairs[at].tolist() == [4, 1] and admitted.trigger_time.tolist() == [9, 9]
-
-
 def per_key(*fresh: int) -> PerKey:
     """Records of keys 40, 41, ..., two windows each from window 6 on."""
     rows = len(fresh)
@@ -122,12 +90,6 @@ def test_a_row_is_as_large_as_its_records() -> None:
     assert few - none == 2 * PLAIN.record.itemsize and none > 16 + 16
 
 
-def test_a_complete_shard_asks_nobody() -> None:
-    units = SpannerUnitShard(7, complete=True)
-    units.load(None, ids([1, 2]))  # type: ignore[arg-type]
-    assert units.table.size == 0
-
-
 def states_of(window_sets: bool = False) -> SpannerKeyShard:
     return SpannerKeyShard(KEY_SCHEMA, STREAMS, (7, 3), True, window_sets)
 
@@ -152,23 +114,6 @@ def written(out: Mutations) -> dict[str, list[dict[str, Any]]]:
 
 def units_in(row: dict[str, Any]) -> list[int]:
     return ids_in(b64decode(row["UnitIds"]))[:, 0].tolist()
-
-
-def test_new_keys_are_written_with_their_columns_and_known_ones_without() -> None:
-    states, out = states_of(), Mutations()
-    step(states, 1, [1, 2], 2)
-    states.write_keys(out, states.waiting(), 1)
-    rows = written(out)["Keys"]
-    assert all({"Columns", "State", "UnitIds"} <= row.keys() and row["Part"] == 7 for row in rows)
-    stored_states = unpack_states([row["State"].encode() for row in rows], STREAMS)
-    assert stored_states["taken"].tolist() == [1, 1] and stored_states["units"].tolist() == [2, 2]
-    assert [units_in(row) for row in rows] == [[1002], [1002]]
-    states.settled()
-    assert not len(states.waiting()) and not states.pending
-    step(states, 2, [2, 3], 4)
-    again = Mutations()
-    states.write_keys(again, states.waiting(), 2)
-    assert sorted("Columns" in row for row in written(again)["Keys"]) == [False, True]
 
 
 def test_what_was_only_looked_at_is_not_written() -> None:
@@ -222,18 +167,6 @@ def test_sizes_count_releases_and_the_columns_of_new_keys() -> None:
     assert (before - after).tolist() == [2 * both] * 2
 
 
-def test_lists_name_the_keys_that_wait() -> None:
-    """Keys of odd ids wait for the trigger after the seed, the others for none."""
-    states, out, past = states_of(), Mutations(), Mutations()
-    step(states, 4, [1, 2, 3], 6)
-    states.write_due(out, np.arange(3), 4, piece=2)
-    (row,) = written(out)["KeysByDue"]
-    assert (row["Due"], row["Step"], row["Piece"]) == (7, 4, 2 << 20)
-    assert ids_in(b64decode(row["KeyIds"]))[:, 0].tolist() == [1, 3]
-    states.write_due(past, np.arange(3), 7, piece=0)
-    assert past.count == 0
-
-
 def test_rows_left_by_a_commit_cut_short_are_counted_from() -> None:
     states = states_of()
     states.left = {1: 4, 2: 1, 3: 2}
@@ -244,15 +177,6 @@ def test_rows_left_by_a_commit_cut_short_are_counted_from() -> None:
     step(states, 2, [1], 4)
     states.settled()
     assert states.left == {3: 2}
-
-
-def test_releases_of_a_part_are_those_of_its_keys() -> None:
-    states = states_of()
-    step(states, 1, [4, 5, 6], 2)
-    mask = np.array([True, False, True])
-    for slots, pages in ((None, ["p4", "p5", "p6"]), (mask, ["p4", "p6"])):
-        (cell,) = states.outbox(states.pending[0], slots)
-        assert arrow.from_bytes(b64decode(cell)).column("page").to_pylist() == pages
 
 
 def test_rows_of_an_ended_round_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +204,7 @@ def test_numbers_keep_windows_and_copies_apart() -> None:
 
 def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut short after some commits: a key is in the log when it has taken its step."""
-    monkeypatch.setattr("dpstream.state.spanner.commits.COMMIT_MUTATIONS", 60)
+    monkeypatch.setattr("dpstream.state.spanner.schema.COMMIT_MUTATIONS", 60)
     store, keys = bench.open(), list(range(12))
     real, left = spanner_store.SpannerStore._commit, [2]
 
@@ -307,3 +231,12 @@ def test_a_step_in_parts_notes_each_key_once(bench: Bench, monkeypatch: pytest.M
     assert sorted(
         k for _, _, selected_keys in log_of(bench.open()) for k in selected_keys
     ) == named(*keys)
+
+
+def test_releases_of_a_part_are_those_of_its_keys() -> None:
+    states = states_of()
+    step(states, 1, [4, 5, 6], 2)
+    mask = np.array([True, False, True])
+    for slots, pages in ((None, ["p4", "p5", "p6"]), (mask, ["p4", "p6"])):
+        (cell,) = states.outbox(states.pending[0], slots)
+        assert arrow.from_bytes(b64decode(cell)).column("page").to_pylist() == pages

@@ -1,6 +1,8 @@
 """The SQLite store: the suite that every store passes, and a fault at every database call.
 
 Copies of a file: whole under their name, with a digest behind them, and never over another.
+
+The embedded store's own life: the suite that every store passes, and what its file shows.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.state.sqlite.database import sqlite3
 from dpstream.state.sqlite.store import (
     SqliteStore,
@@ -23,6 +25,7 @@ from dpstream.state.sqlite.store import (
     seal_backup,
 )
 from dpstream.state.store import OvertakenError, Store
+from tests.golden.refusals import Refused
 from tests.state.conformance import (
     IDENTITY,
     StoreConformance,
@@ -31,7 +34,8 @@ from tests.state.conformance import (
     look,
     take_step,
 )
-from tests.state.sqlite.bench import SqliteBench
+from tests.state.life_conformance import RetentionConformance, decide_units, fill_step
+from tests.state.sqlite.bench import SqliteBench, SqliteRetentionBench
 
 
 class TestSqliteStore(StoreConformance):
@@ -204,7 +208,7 @@ def test_a_backup_is_the_store_of_one_instant(bench: SqliteBench, tmp_path: Path
     assert [path.name for path in out.parent.iterdir()] == ["backup"]
 
 
-def test_nothing_is_overwritten(bench: SqliteBench, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(bench: SqliteBench, tmp_path: Path, refused: Refused) -> None:
     out, draft = tmp_path / "out", tmp_path / "draft"
     out.write_text("mine"), draft.write_text("other")
     for attempt in (
@@ -212,13 +216,12 @@ def test_nothing_is_overwritten(bench: SqliteBench, tmp_path: Path) -> None:
         lambda: backup_file(bench.path, out),
         lambda: publish(draft, out),
     ):
-        with pytest.raises(UsageError) as caught:
-            attempt()
-        assert caught.value.field == "backup" and out.read_text() == "mine"
+        caught = refused(attempt)
+        assert caught.field == "backup" and out.read_text() == "mine"
 
 
 @pytest.mark.parametrize("at", [0, 10, -1, -16])
-def test_any_other_byte_is_noticed(tmp_path: Path, at: int) -> None:
+def test_any_other_byte_is_noticed(tmp_path: Path, at: int, refused: Refused) -> None:
     file, copy = tmp_path / "backup", tmp_path / "copy"
     file.write_bytes(b"anything at all")
     seal_backup(file)
@@ -227,17 +230,17 @@ def test_any_other_byte_is_noticed(tmp_path: Path, at: int) -> None:
     data = bytearray(file.read_bytes())
     data[at] ^= 4
     file.write_bytes(data)
-    with pytest.raises(PolicyError, match="is damaged"):
-        copy_backup(file, copy)
+    refused(lambda: copy_backup(file, copy))
 
 
-def test_a_file_without_a_digest_is_no_backup(bench: SqliteBench, tmp_path: Path) -> None:
+def test_a_file_without_a_digest_is_no_backup(
+    bench: SqliteBench, tmp_path: Path, refused: Refused
+) -> None:
     bench.open().close()
     bench.close()
     for content in (b"", b"short", b"x" * 100, Path(bench.path).read_bytes()):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(PolicyError, match="is damaged"):
-            copy_backup(tmp_path / "file", tmp_path / "copy")
+        refused(copy_backup, tmp_path / "file", tmp_path / "copy")
 
 
 def test_a_store_that_is_replaced_is_kept_under_a_free_name(tmp_path: Path) -> None:
@@ -263,3 +266,32 @@ def test_a_draft_that_cannot_be_made_says_why(tmp_path: Path) -> None:
         draft.write_text("half")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+class TestSqliteRetention(RetentionConformance):
+    """The suite of every store's own life."""
+
+
+def test_compaction_leaves_one_row_of_each_log(bench: SqliteBench) -> None:
+    store = bench.open()
+    for trigger in (1, 2, 3):
+        take_step(store, trigger, [trigger, 7], trigger)
+        decide_units(store, 0, trigger, [0, 2 * trigger])
+    assert bench.rows("SELECT count(*) FROM admissions") == [(3,)]
+    store._db.execute("INSERT INTO carried VALUES (9, 9, 9, zeroblob(1000000))")
+    store._db.execute("DELETE FROM carried")
+    assert store._db.execute("PRAGMA freelist_count").fetchone()[0] > 100
+    store.compact()
+    assert store._db.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert bench.rows("SELECT count(*) FROM admissions") == [(1,)]
+    assert bench.rows("SELECT count(states), count(*) FROM steps") == [(0, 3)]
+    assert bench.rows("SELECT count(*) FROM snapshots") == [(1,)]
+    assert bench.path.with_name(f"{bench.path.name}-wal").stat().st_size == 0
+
+
+def test_dropped_releases_leave_no_row(life: SqliteRetentionBench) -> None:
+    store = life.open()
+    for window in range(3):
+        fill_step(store, window, 0, 1, [0])
+    store.drop_releases(2)
+    assert life.rows("SELECT window FROM steps") == [(2,)]

@@ -156,7 +156,7 @@ class Kind(NamedTuple):
     """A kind of figure at a level, named as plans name it.
 
     Attributes:
-        level: label; table: t1 to t4; figure, detail: see `accounting.tabulation.describe`.
+        level: label; table: t1 to t4; figure, detail: see `accounting.tabulation.plan`.
     """
 
     level: str

@@ -29,9 +29,9 @@ from pyarrow import csv as pa_csv
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.tabulation import margins
-from dpstream.accounting.tabulation.describe import describe
-from dpstream.accounting.tabulation.describe import figures as figures_of
 from dpstream.accounting.tabulation.parameters import PERSONS, T3, Level, Table, draws
+from dpstream.accounting.tabulation.plan import describe
+from dpstream.accounting.tabulation.plan import figures as figures_of
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
 from dpstream.pipelines.ask.draft import Manifest, existing_manifest

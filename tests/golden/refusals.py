@@ -1,0 +1,49 @@
+"""What calls are refused with, by the fixture ``refused``: class, field, rule and fix.
+
+The texts of a test module stand in ``refusals/MODULE.txt`` beside it, below the name of their test;
+``REWRITE=1`` writes those of the tests that run anew, and the diff tells what changed.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError
+
+#: Calls what must be refused, with arguments if any, and returns the error.
+Refused = Callable[..., DpstreamError]
+
+
+@pytest.fixture
+def refused(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Refused]:
+    errors = list[DpstreamError]()
+
+    def refuse(call: Callable[..., object], *given: object, **named: object) -> DpstreamError:
+        with pytest.raises(DpstreamError) as error:
+            call(*given, **named)
+        errors.append(error.value)
+        return error.value
+
+    yield refuse
+    text = "".join(f"{type(error).__name__} {error}\n" for error in errors)
+    text = re.sub(rf"{re.escape(str(tmp_path_factory.getbasetemp()))}/[^/ ]+", "FOLDER", text)
+    text = re.sub(r"(?<=test-instance/)[\w-]+", "DATABASE", text)
+    path = request.path.parent / "refusals" / f"{request.path.stem}.txt"
+    name, cases = request.node.nodeid.partition("::")[2], _cases(path)
+    if os.environ.get("REWRITE"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(f"== {n}\n{t}" for n, t in sorted({**cases, name: text}.items())))
+    else:
+        assert text == cases.get(name), f"differs from {path.name}; REWRITE=1 writes it anew"
+
+
+def _cases(path: Path) -> dict[str, str]:
+    """The texts of a file by test."""
+    blocks = path.read_text().removeprefix("== ").split("\n== ") if path.exists() else []
+    cases = (block.partition("\n") for block in blocks)
+    return {name: f"{text.rstrip()}\n" for name, _, text in cases}
