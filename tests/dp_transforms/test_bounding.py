@@ -522,7 +522,7 @@ def test_a_worker_that_was_overtaken_decides_on_what_is_there(
     shards.clear()
     monkeypatch.setattr(bounding, "STEP_ATTEMPTS", 3)
     monkeypatch.setattr(store, "commit_units", lambda *_: (_ for _ in ()).throw(OvertakenError))
-    with pytest.raises(RunError, match="always faster"):
+    with pytest.raises(RunError):
         case.deliver(case.row, last)
     assert shards == [0] * 3
 

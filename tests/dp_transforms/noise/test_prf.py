@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.noise import prf
 from dpstream.dp_transforms.noise.prf import KeyRing, Prf, destroyed
 from dpstream.dp_transforms.noise.secret import wipe
@@ -95,16 +95,10 @@ def test_names_and_sources_are_framed(ring: KeyRing) -> None:
 def test_nothing_secret_is_pickled_or_printed() -> None:
     ring = KeyRing(KEY)
     for secret in (ring, ring.node, Prf(KEY)):
-        with pytest.raises(TypeError, match="never pickled"):
+        with pytest.raises(TypeError):
             pickle.dumps(secret)
         assert KEY.hex() not in repr(secret) + str(vars(secret))
         assert repr(KEY) not in str(vars(secret))
-
-
-@pytest.mark.parametrize("size", [0, 16, 31, 33])
-def test_keys_of_another_length_are_refused(size: int) -> None:
-    with pytest.raises(UsageError, match="64 hex digits"):
-        KeyRing(b"\1" * size)
 
 
 # --- the end of a ring -----------------------------------------------------------------------
