@@ -46,8 +46,10 @@ def _place(named: Chosen) -> "AccountPlace | str":
     """
     from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.operate import account_view
+    from dpstream.pipelines.project.project import is_name
 
-    if account_view.is_data_set(named.name):
+    # A name of the project file, of its only data set without one; not a file or a URL.
+    if named.name is None or (is_name(named.name) and not Path(named.name).exists()):
         place: AccountPlace | str = account_view.of_data_set(named.load(), named.name)
     elif named.flags:
         fix = "name the data set of the project file"
@@ -56,7 +58,7 @@ def _place(named: Chosen) -> "AccountPlace | str":
         )
     else:
         place = account_view.named_by(str(named.name))
-    keep_beside(account_view.path_of(place))
+    keep_beside(place if isinstance(place, str) else place.path)
     return place
 
 
@@ -272,19 +274,22 @@ def limit(
 
 
 @account.command(
-    epilog=examples("dpstream account recover shop", "dpstream account recover shop.account.db")
+    "recover",
+    epilog=examples("dpstream account recover shop", "dpstream account recover shop.account.db"),
 )
 @_NAMED
 @AS_JSON
-def recover(named: Chosen, as_json: bool) -> None:
+def recover_command(named: Chosen, as_json: bool) -> None:
     """Add what was spent since the backup to an account that was restored from it.
 
     The head file proves what was spent.  A charge whose answer is not in the account is closed:
     that question can be asked again, at a new charge.  Then every command works as before.
     """
     from dpstream.pipelines.operate import account_view
+    from dpstream.state.ledger.recovery import recover
 
-    done = account_view.recovered(_place(named))
+    with contextlib.closing(account_view.opened(_place(named), recovering=True)) as ledger:
+        done = recover(ledger)
     closed = f"{len(done.closed)} charges without an answer; asking again is a new charge"
     lines = [
         *labelled("Added", f"{done.entries} entries, {done.charges} of them charges"),

@@ -10,13 +10,16 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import guarantee_pair
-from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
     FRESH,
+    QUIET,
     Bar,
     Chosen,
+    Guard,
+    check_options,
     examples,
     load_job,
     print_account,
@@ -111,7 +114,7 @@ _PATH = click.Path(path_type=Path)
     is_flag=True,
     help="Only show whether it would be answered now, and the cost; charges nothing.",
 )
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@QUIET
 @OPERATOR
 @AS_JSON
 @click.pass_context
@@ -153,11 +156,11 @@ def answer(
     """
     from dpstream.pipelines.workload.planning import read_workload
 
-    _check_given(job_name, release, out, covariance, dry_run)
+    how = Asking(fresh, as_of)
+    _check_given(job_name, release, out, covariance, over_time, how, dry_run)
     file, own_job = located(workload)
-    query_set, how = read_workload(file), Asking(fresh, as_of)
+    query_set = read_workload(file)
     if release is not None:
-        _check_free(over_time, how, dry_run)
         _from(query_set, release, out, nonnegative, covariance, as_json)
         return
     from dpstream.pipelines.workload.execute import Choice, by_choice, requested
@@ -212,19 +215,42 @@ def _warn(job: "Job", receipt: "Receipt") -> None:
 
 
 def _check_given(
-    job: str | None, release: Path | None, out: Path | None, covariance: Path | None, dry: bool
+    job: str | None,
+    release: Path | None,
+    out: Path | None,
+    covariance: Path | None,
+    over_time: bool,
+    how: Asking,
+    dry_run: bool,
 ) -> None:
-    """Refuse a call with two sources, or without a required option.
+    """Refuse options of a job with --from, and options of a release without it.
 
     Raises:
-        UsageError: an option is missing or has no use.
+        UsageError: an option is missing or has no meaning.
     """
-    if job is not None and release is not None:
-        raise UsageError("--job", "excludes --from RELEASE", "give one of the two")
-    if release is None and out is None and not dry:
-        raise UsageError("--out", "is required", "name a new folder")
-    if release is None and covariance is not None:
-        raise UsageError("--covariance", "is for --from", "ask it of the release")
+    free = release is not None
+    of_job, no_charge = "is for a job", "a release is answered from at no charge"
+    check_options(
+        Guard(
+            free and job is not None,
+            "--job",
+            "excludes --from RELEASE",
+            "give one of the two",
+        ),
+        Guard(
+            not free and out is None and not dry_run, "--out", "is required", "name a new folder"
+        ),
+        Guard(
+            not free and covariance is not None,
+            "--covariance",
+            "is for --from",
+            "ask it of the release",
+        ),
+        Guard(free and over_time, "--over-time", of_job, "a release has its own triggers"),
+        Guard(free and how.fresh, "--fresh", of_job, no_charge),
+        Guard(free and bool(how.as_of), "--as-of", of_job, no_charge),
+        Guard(free and dry_run, "--dry-run", of_job, no_charge),
+    )
 
 
 def _drawn_once(over_time: bool, delta: float) -> UsageError:
@@ -258,19 +284,6 @@ def _through_store(order: "Order", lines: Sequence[str], quiet: bool, as_json: b
 
     with Bar(hidden=quiet or as_json) as bar:
         execute(order, bar.update, show)
-
-
-def _check_free(over_time: bool, how: Asking, dry_run: bool) -> None:
-    """Refuse options that have no meaning with --from.
-
-    Raises:
-        UsageError: such an option is given.
-    """
-    if over_time:
-        raise UsageError("--over-time", "is for a job", "a release has its own triggers")
-    if how != ONCE or dry_run:
-        field = "--dry-run" if how == ONCE else "--fresh" if how.fresh else "--as-of"
-        raise UsageError(field, "is for a job", "a release is answered from at no charge")
 
 
 def _covered(

@@ -12,6 +12,8 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
     FRESH,
+    RUNNER,
+    TRY,
     Chosen,
     Commands,
     examples,
@@ -34,13 +36,6 @@ if TYPE_CHECKING:
 
 _FOLDER = click.Path(path_type=Path)
 CENSUS = section("census")
-TRY = click.option(
-    "--try",
-    "tries",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Plan with another value of any field, such as census.persons.noise=rounded; repeatable.",
-)
 #: Exit code of files with faults, as of every unusable input.
 _FAULTY = 2
 
@@ -200,17 +195,7 @@ def plan(
     help="Folder for the position and rule of refused records.  [default: dead_letter/ "
     "beside --out]",
 )
-@click.option(
-    "--runner", help="Beam runner whose workers make the tables.  [default: this process]"
-)
-@click.option(
-    "--parallelism", type=click.IntRange(1, 4096), default=1, help="Number of the runner's workers."
-)
-@click.option(
-    "--beam-flag",
-    multiple=True,
-    help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
-)
+@RUNNER
 @OPERATOR
 @AS_JSON
 def execute(

@@ -13,6 +13,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
+    QUIET,
     Bar,
     Chosen,
     examples,
@@ -40,7 +41,7 @@ _UNUSABLE = 2
     metavar="ROWS",
     help="Stop after about this number of rows.  [default: all; of a topic, up to its present end]",
 )
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@QUIET
 @AS_JSON
 def check(job: Chosen, limit: int | None, quiet: bool, as_json: bool) -> None:
     """Read the data of JOB and count unusable records by reason, with their first positions.

@@ -287,6 +287,30 @@ def options(*decorators: Callable[[Function], Function]) -> Callable[[Function],
     return apply
 
 
+QUIET = click.option("--quiet", is_flag=True, help="No progress bar.")
+TRY = click.option(
+    "--try",
+    "tries",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Plan with another value of any field, such as job.daily.contributions=20 or "
+    "census.persons.noise=rounded; repeatable.",
+)
+#: Of the commands whose questions end; see `runner_of`.
+RUNNER = options(
+    click.option("--runner", help="Beam runner whose workers answer.  [default: this process]"),
+    click.option(
+        "--parallelism",
+        type=click.IntRange(1, 4096),
+        default=1,
+        help="Number of the runner's workers.",
+    ),
+    click.option(
+        "--beam-flag",
+        multiple=True,
+        help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
+    ),
+)
 #: Of the commands that make an account where none is chosen.
 ACCOUNT = options(
     click.option(
@@ -300,6 +324,28 @@ ACCOUNT = options(
         help="Make a new account: these are records about other people, or other records.",
     ),
 )
+
+
+class Guard(NamedTuple):
+    """A combination of options that has no meaning: whether it is given, and its refusal."""
+
+    given: bool
+    field: str
+    rule: str
+    fix: str
+
+
+def check_options(*guards: Guard) -> None:
+    """Refuse the first combination that is given.
+
+    Raises:
+        UsageError: one is.
+    """
+    from dpstream.accounting.errors import UsageError
+
+    for guard in guards:
+        if guard.given:
+            raise UsageError(guard.field, guard.rule, guard.fix)
 
 
 class Commands(click.Group):

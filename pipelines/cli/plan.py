@@ -6,6 +6,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     COUNT,
     JOB,
+    TRY,
     Chosen,
     examples,
     load_job,
@@ -38,13 +39,7 @@ POPULATION = options(
     ),
 )
 @JOB
-@click.option(
-    "--try",
-    "tries",
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Plan with another value of any field, such as job.daily.contributions=20; repeatable.",
-)
+@TRY
 @click.option(
     "--changed-keys",
     type=COUNT,

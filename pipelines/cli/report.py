@@ -14,6 +14,8 @@ from dpstream.pipelines.cli.parts import (
     JOB,
     Bar,
     Chosen,
+    Guard,
+    check_options,
     examples,
     load_job,
     print_json,
@@ -59,14 +61,17 @@ def report(
     as_json: bool,
 ) -> None:
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
-    from dpstream.accounting.errors import UsageError
-
-    given = {"--out": out, "--truth": truth, "--json": as_json or None}
-    others = [name for name, value in given.items() if value is not None]
-    if serve and others:
-        raise UsageError(others[0], "does not go with --serve", "leave one of them out")
-    if port is not None and not serve:
-        raise UsageError("--port", "is of --serve", "add --serve, or leave it out")
+    files = {"--out": out is not None, "--truth": truth is not None, "--json": as_json}
+    rule, fix = "does not go with --serve", "leave one of them out"
+    check_options(
+        *(Guard(serve and given, name, rule, fix) for name, given in files.items()),
+        Guard(
+            port is not None and not serve,
+            "--port",
+            "is of --serve",
+            "add --serve, or leave it out",
+        ),
+    )
     if serve:
         _serve(job, port or 0)
     else:

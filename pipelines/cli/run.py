@@ -10,6 +10,7 @@ from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
+    QUIET,
     Bar,
     Chosen,
     examples,
@@ -68,7 +69,7 @@ _COUNTED = {
     "the old run's id. Typed again after a failure, it continues the run that it began.",
 )
 @click.option("--fail-if-empty", is_flag=True, help="End with exit code 4 if nothing was released.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@QUIET
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),

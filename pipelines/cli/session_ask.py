@@ -19,6 +19,7 @@ from dpstream.pipelines.cli.parts import (
     AS_JSON,
     AS_OF,
     FRESH,
+    RUNNER,
     Chosen,
     examples,
     options,
@@ -56,23 +57,6 @@ WHERE = options(
 BUDGET = options(
     click.option("--epsilon", metavar="AMOUNT", help="Charge this much epsilon."),
     click.option("--rho", metavar="AMOUNT", help="Charge this much rho (zCDP) instead."),
-)
-RUNNER = options(
-    click.option(
-        "--runner",
-        help="Beam runner whose workers read records and draw noise.  [default: this process]",
-    ),
-    click.option(
-        "--parallelism",
-        type=click.IntRange(1, 4096),
-        default=1,
-        help="Number of the runner's workers.",
-    ),
-    click.option(
-        "--beam-flag",
-        multiple=True,
-        help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
-    ),
 )
 
 

@@ -14,7 +14,10 @@ from dpstream.pipelines.cli.parts import (
     AS_OF,
     DATA_SET,
     FRESH,
+    RUNNER,
     Chosen,
+    Guard,
+    check_options,
     examples,
     on_terminal,
     print_account,
@@ -76,15 +79,7 @@ if TYPE_CHECKING:
 )
 @FRESH
 @AS_OF
-@click.option("--runner", help="Beam runner whose workers read the rows.  [default: this process]")
-@click.option(
-    "--parallelism", type=click.IntRange(1, 4096), default=1, help="Number of the runner's workers."
-)
-@click.option(
-    "--beam-flag",
-    multiple=True,
-    help="A flag of the runner, as --beam-flag=--NAME=VALUE; repeatable.",
-)
+@RUNNER
 @click.option(
     "--stream",
     metavar="JOB",
@@ -124,11 +119,30 @@ def sql(
 
     If the question would be refused now, --explain ends with that refusal's exit code.
     """
-    from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.load import catalog_of
 
     where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
-    _check_form(stream is not None, explain or budget or check or how != ONCE, emit is not None)
+    text_given = statement is not None or file is not None
+    check_options(
+        Guard(
+            stream is not None and (explain or budget or check or how != ONCE),
+            "--stream",
+            "takes no --explain, --budget, --check, --fresh and --as-of",
+            "write the job with --emit NAME, and ask `dpstream plan NAME`",
+        ),
+        Guard(
+            emit is not None and stream is None,
+            "--emit",
+            "is for --stream",
+            "add that, or leave it out",
+        ),
+        Guard(
+            (budget and check) or ((budget or check) and text_given),
+            "--budget",
+            "takes no statement, nor --check",
+            "ask them one by one",
+        ),
+    )
     if stream is not None:
         text = _text_of(statement, file, f"dpstream sql --stream {stream}")
         _stream(data_set._replace(name=stream), text, emit, where, as_json)
@@ -136,11 +150,9 @@ def sql(
     project = data_set.load()
     catalog = catalog_of(project, data_set.name)
     if budget or check:
-        if (budget and check) or statement is not None or file is not None:
-            raise UsageError("--budget", "takes no statement, nor --check", "ask them one by one")
         (_budget if budget else _check)(catalog, as_json)
         return
-    if statement is None and file is None and on_terminal():
+    if not text_given and on_terminal():
         print_account(catalog.ledger, project.path, data_set.environment)
         _prompt(catalog, explain, how, where)
         return
@@ -165,24 +177,6 @@ def _text_of(statement: str | None, file: Path | None, command: str) -> str:
         fix = f'type `{command} "SELECT ..."`, or `{command} -f FILE` (-f - reads stdin)'
         raise UsageError("statement", "is missing", fix)
     return statement if statement is not None else _read(required(file, "a file is named"))
-
-
-def _check_form(stream: bool, of_tables: bool, of_stream: bool) -> None:
-    """Refuse options of tables with --stream, and options of --stream without it.
-
-    Raises:
-        UsageError: an option has no meaning here.
-    """
-    from dpstream.accounting.errors import UsageError
-
-    if stream and of_tables:
-        raise UsageError(
-            "--stream",
-            "takes no --explain, --budget, --check, --fresh and --as-of",
-            "write the job with --emit NAME, and ask `dpstream plan NAME`",
-        )
-    if of_stream and not stream:
-        raise UsageError("--emit", "is for --stream", "add that, or leave it out")
 
 
 def _read(path: Path) -> str:

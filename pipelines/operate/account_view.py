@@ -3,7 +3,6 @@
 All of it is public: an account has run ids, hashes of plans and figures of guarantees.
 """
 
-import contextlib
 import math
 import tomllib
 from pathlib import Path
@@ -18,7 +17,7 @@ from dpstream.accounting.periods import Piece, person_spent
 from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import limit_weaknesses
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.project import Project, account_of, find, is_name, load_project
+from dpstream.pipelines.project.project import Project, account_of, find, load_project
 from dpstream.pipelines.project.sections import DataSetSection
 from dpstream.pipelines.project.text import text_of
 from dpstream.state.disk_errors import ABSENT, unreadable
@@ -35,7 +34,6 @@ from dpstream.state.ledger.open import (
     read_history,
     read_ledger,
 )
-from dpstream.state.ledger.recovery import Recovered, recover
 
 #: Warning about a session's account, whose entries charge only the points that they name.
 _POINTS = (
@@ -48,13 +46,6 @@ _TAKEN = (
     "a first charge was accepted only by its own guarantee, not by a filter: every further charge "
     "in its periods is refused, also after the limit is raised"
 )
-
-
-def is_data_set(given: str | None) -> bool:
-    """Return whether a name is that of a data set of the project file (``None``: the only one),
-    not a file or a URL.
-    """
-    return given is None or (is_name(given) and not Path(given).exists())
 
 
 def of_data_set(project: Project, name: str | None) -> AccountPlace:
@@ -133,22 +124,11 @@ def named_by(given: str) -> AccountPlace | str:
     return of_data_set(load_project(file), None)
 
 
-def path_of(named: AccountPlace | str) -> str:
-    """Return the path or URL of a named account."""
-    return named if isinstance(named, str) else named.path
-
-
 def opened(named: AccountPlace | str, recovering: bool = False) -> Ledger:
     """Open the named account; raises as `open_ledger` does."""
     if isinstance(named, str):
         return open_path(named, recovering)
     return open_ledger(named, recovering=recovering)
-
-
-def recovered(named: AccountPlace | str) -> Recovered:
-    """Add to an account what its head file proves; raises as `open_ledger` does."""
-    with contextlib.closing(opened(named, recovering=True)) as ledger:
-        return recover(ledger)
 
 
 def view(named: AccountPlace | str) -> dict[str, Any]:
