@@ -67,6 +67,20 @@ class RunError(DpstreamError):
     """The machine, a file system, a service or a runner failed; never caused by data (exit 4)."""
 
 
+def refuse_first(*guards: tuple[object, DpstreamError]) -> None:
+    """Refuse by the first of some guards that applies.
+
+    Args:
+        guards: (whether it applies, the refusal), in the order in which they are looked at.
+
+    Raises:
+        DpstreamError: one applies.
+    """
+    for applies, refusal in guards:
+        if applies:
+            raise refusal
+
+
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``did you mean 'x'? `` for a name that resembles a candidate, else nothing."""
     near = difflib.get_close_matches(name[:_COMPARED], candidates, 1, cutoff)

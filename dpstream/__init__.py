@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.answer import PrivateTable
-    from dpstream.pipelines.frames.numbered import Rows
     from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.project_file import DataSetAccount, ProjectFile, account, project
-    from dpstream.pipelines.frames.stream import DPStream, ReadTable
+    from dpstream.pipelines.frames.stream import DPStream, ReadTable, Rows
     from dpstream.pipelines.jobs.job import Job, load_job
     from dpstream.pipelines.session.session import Session
     from dpstream.pipelines.sql.dbapi import connect
@@ -61,7 +60,7 @@ _HOMES = {
     "ReadFiles": "pipelines.connectors.files.source",
     "ReadTable": "pipelines.frames.stream",
     "Result": "pipelines.stream.run",
-    "Rows": "pipelines.frames.numbered",
+    "Rows": "pipelines.frames.stream",
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "SecretSource": "dp_transforms.noise.secret_source",

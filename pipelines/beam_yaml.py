@@ -27,7 +27,7 @@ from dpstream.pipelines.connectors.query import with_query
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.write import CountDelivered, WriteDeadLetters, WriteReleases
 from dpstream.pipelines.formats.encodings import encode
-from dpstream.pipelines.frames.numbered import Gather, column_of
+from dpstream.pipelines.frames.stream import Gather, column_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 

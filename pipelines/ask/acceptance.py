@@ -184,48 +184,35 @@ def requests_acceptance(
         fresh: with ``--fresh``: each at a new charge.
         check: a rule of the command's own, which is checked first if something is charged.
     """
-    refusal, free = None, _Free()
+    refusal, run_id, answered = None, None, False
     more = [request.charge for request in requests]
     try:
         account_state = read_history(place)
-        more, free = _unpaid(place, account_state, requests, fresh)
+        charged = {charge.plan_hash for charge in account_state.charges}
+        unpaid, continued, committed = dict[str, Charge](), None, len(requests) > 0
+        for charge, fingerprint in requests:
+            run, digest = None, None if fingerprint is None else fingerprint()
+            if digest is not None and charge.plan_hash in charged:
+                with contextlib.closing(open_ledger(place, looking=True)) as ledger:
+                    register = AnswerLog(ledger, charge.kind)
+                    run = register.continued(digest, fresh)
+                    committed &= run is not None and register.read(run) is not None
+            continued = run or continued
+            if run is None:  # the same question twice in a command is charged once
+                unpaid.setdefault(charge.plan_hash, charge)
+        more = list(unpaid.values())
         if more:  # what is free is never refused, whatever the limit is now
             if check is not None:
                 check(account_state)
             account_state.check(more)
+        else:
+            run_id, answered = continued, committed
     except DpstreamError as error:
         refusal = error
-    charged = refusal is None and len(more) > 0
-    cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if charged else None
+    pays = refusal is None and len(more) > 0
+    cost = (sum(c.epsilon for c in more), sum(c.delta for c in more)) if pays else None
     account, weak = _account(place, more)
-    return Acceptance(refusal, cost, free.run_id, account, weak, free.answered)
-
-
-class _Free(NamedTuple):
-    """The part that costs nothing: a run that continues, and whether all is answered already."""
-
-    run_id: str | None = None
-    answered: bool = False
-
-
-def _unpaid(
-    place: AccountPlace, account_state: History, requests: Sequence[Request], fresh: bool
-) -> tuple[list[Charge], _Free]:
-    """Return the charges that would be made; if there are none, what continues."""
-    charged = {charge.plan_hash for charge in account_state.charges}
-    more, run_id, answered = dict[str, Charge](), None, len(requests) > 0
-    for charge, fingerprint in requests:
-        run, digest = None, None if fingerprint is None else fingerprint()
-        if digest is not None and charge.plan_hash in charged:
-            opened = open_ledger(place, looking=True)
-            with contextlib.closing(opened) as ledger:
-                register = AnswerLog(ledger, charge.kind)
-                run = register.continued(digest, fresh)
-                answered &= run is not None and register.read(run) is not None
-        run_id = run or run_id
-        if run is None:  # the same question twice in a command is charged once
-            more.setdefault(charge.plan_hash, charge)
-    return list(more.values()), _Free() if more else _Free(run_id, answered)
+    return Acceptance(refusal, cost, run_id, account, weak, answered)
 
 
 def _account(
@@ -237,13 +224,15 @@ def _account(
         epsilon, delta = history.persons_limit()
     except DpstreamError:  # which is the refusal
         return None, []
+    unit = history.created.unit
     account = {
         "data_set": place.data_set,
         "id": place.id,
         "charges": len(history.charges),
         "limit": {"epsilon": epsilon, "delta": delta},
         **_spending(history, more),
-        **_of_person(history, more),
+        "period": unit.period and duration(unit.period),
+        "person": person_spent(unit, [*history.charges, *more], delta),
     }
     return account, limit_weaknesses((epsilon, delta))
 
@@ -272,14 +261,6 @@ def _spending(history: History, more: Sequence[Charge]) -> dict[str, Any]:
         "filter": verdict.reason if verdict is not None and verdict.accepted else None,
         "more": times,
     }
-
-
-def _of_person(history: History, more: Sequence[Charge]) -> dict[str, Any]:
-    unit, (_, delta) = history.created.unit, history.persons_limit()
-    if unit.period is None:
-        return {"period": None, "person": None}
-    person = person_spent(unit, [*history.charges, *more], delta)
-    return {"period": duration(unit.period), "person": person}
 
 
 def room_of(account: History, identity: UnitIdentity, more: Sequence[Charge] = ()) -> Room | None:

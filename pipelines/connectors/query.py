@@ -3,7 +3,7 @@
 This is the one place where a query is asked.  Every source hands over batches of rows with
 positions; with a query in the job they go through it here, batch by batch, and what comes out is a
 batch of the plan's columns with the positions of the rows it is made of.  Batches may be cut
-anywhere: `pipelines.statements.row_local` says why.
+anywhere: `pipelines.statements.row_query` says why.
 
 With a domain, the cells of records (behind the query, if there is one) take the place of keys
 (`jobs.keys`).

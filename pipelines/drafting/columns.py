@@ -18,7 +18,7 @@ from dpstream.pipelines.formats.compression import (
     refuse_packed_parquet,
 )
 from dpstream.pipelines.formats.texts import BrokenFileError, csv_header
-from dpstream.pipelines.tables.columns import sql_type
+from dpstream.pipelines.tables.catalog import sql_type
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "FILE"

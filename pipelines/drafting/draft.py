@@ -19,7 +19,7 @@ from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import Windows
-from dpstream.pipelines.tables.columns import MAX_COLUMNS, UNIT_TYPES, usable_names
+from dpstream.pipelines.tables.catalog import MAX_COLUMNS, UNIT_TYPES, usable_names
 
 #: Stands for an id while a text is checked.
 NO_ID = "0" * 16

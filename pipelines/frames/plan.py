@@ -4,12 +4,11 @@ The plan uses the names and types of columns, the account and the secret, never 
 same for all tables with these columns.  It writes nothing.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, required
-from dpstream.accounting.periods import Room
-from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.strength import check_delta, weaknesses
 from dpstream.pipelines.ask.acceptance import (
@@ -20,7 +19,7 @@ from dpstream.pipelines.ask.acceptance import (
 )
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
-from dpstream.pipelines.frames.question import Arguments, Question, question_of
+from dpstream.pipelines.frames.question import Arguments, question_of
 from dpstream.pipelines.frames.table import without_rows
 from dpstream.pipelines.render.question_plan import question_text
 from dpstream.state.ledger.open import read_history
@@ -110,14 +109,14 @@ class QuestionPlan(NamedTuple):
 
 def planned(
     data: Any,
-    request: Arguments,
+    arguments: Arguments,
     account: DataSetAccount | None,
     how: Asking,
     allow_large_delta: bool,
 ) -> QuestionPlan:
     """Return the plan of a question; see `frames.one_shot` for its arguments."""
     try:
-        question, _ = question_of(without_rows(data), request)
+        question, _ = question_of(without_rows(data), arguments)
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
     plan, room = question.gridded.plan, None
@@ -128,10 +127,12 @@ def planned(
         account = checked_account(account, how)
         if account is not None:
             identity = question.identity(account.place.unit_in(question.unit))
-            room = _room(account, identity)
-            question = question.taking(question.families.taken(room))
+            with contextlib.suppress(DpstreamError):  # which is the refusal below
+                room = room_of(read_history(account.place), identity)
+            question, parts = question.taking(question.families.taken(room)), question.request
             charge = question.charge(_NO_RUN, identity)
-            acceptance = _acceptance(question, charge, account, how)
+            request = request_for(charge, lambda: parts, account.secret, how.as_of)
+            acceptance = requests_acceptance(account.place, [request], how.fresh)
             if acceptance.cost is None and acceptance.run_id is not None:  # charged before
                 charge = required(
                     read_history(account.place).find(acceptance.run_id), "it is charged"
@@ -157,22 +158,6 @@ def planned(
         [*weaknesses(plan.epsilon, plan.delta), *acceptance.warnings],
         families,
     )
-
-
-def _room(account: DataSetAccount, identity: UnitIdentity) -> Room | None:
-    """Return the account's room; ``None`` if the account cannot be read (see `_acceptance`)."""
-    try:
-        return room_of(read_history(account.place), identity)
-    except DpstreamError:
-        return None
-
-
-def _acceptance(
-    question: Question, charge: "Charge", account: DataSetAccount, how: Asking
-) -> Acceptance:
-    """Return whether the account would accept the question."""
-    request = request_for(charge, lambda: question.request, account.secret, how.as_of)
-    return requests_acceptance(account.place, [request], how.fresh)
 
 
 def _left(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask.question import Asking
-from dpstream.pipelines.project.project import load_project
 from dpstream.state.ledger.open import AccountPlace, check_names, place_below
 from dpstream.state.private_log import keep_beside
 
@@ -188,6 +187,8 @@ class ProjectFile:
     def __init__(
         self, path: str | Path | None, environment: str | None, settings: Sequence[str]
     ) -> None:
+        from dpstream.pipelines.project.project import load_project
+
         self.path = load_project(path, environment, settings).path
         self._environment, self._settings = environment, tuple(settings)
 
@@ -273,7 +274,7 @@ class ProjectFile:
         Raises:
             UsageError: the data set has no account in the file.
         """
-        from dpstream.pipelines.project.project import account_of, secret_of
+        from dpstream.pipelines.project.project import account_of, load_project, secret_of
 
         opened = load_project(self.path, self._environment, self._settings)
         name, _ = opened.data_set(data_set, "data_set")

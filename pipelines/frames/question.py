@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 import pyarrow as pa
 
-from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, refuse_first
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.accounting.plan.unit import UnitIdentity
@@ -41,8 +41,13 @@ from dpstream.state.ledger.events import Charge, ChargeKind
 #: Keys of one unit that count, and rows of each, where too few units have any to choose by: public
 #: constants that fit most data; noise grows with the root of the one and with the other.
 MAX_KEYS, FEW_ROWS = 8, 5
-#: Kinds whose values can be a ledger's unit.
-_UNITS: tuple[FieldType, ...] = ("string", "int", "bool", "bytes")
+#: The type of a ledger's unit by the kind of its values; others cannot be one.
+_UNITS: dict[str, FieldType] = {
+    "string": "string",
+    "int": "int",
+    "bool": "bool",
+    "bytes": "bytes",
+}
 Figure = ColumnKind | Literal["keys"]
 
 
@@ -85,7 +90,8 @@ class Question(NamedTuple):
     Attributes:
         unit, key, value: names of columns; ``key`` is sorted, because its order is presentation.
         key_order: the key's columns in the order in which the answer shows them.
-        kinds: the kinds of ids of the unit and of each key column.
+        unit_type: the type of the unit.
+        kinds: the kinds of ids of each key column.
         families: the plan in each family of noise that the question can use; a plan has one
             column, with the name of its kind, or no column.
         gridded: the plan in the family that is used; after a charge, in the charge's family.
@@ -98,6 +104,7 @@ class Question(NamedTuple):
     key: tuple[str, ...]
     key_order: tuple[str, ...]
     value: str | None
+    unit_type: FieldType
     kinds: tuple[str, ...]
     families: Families
     gridded: Gridded
@@ -129,10 +136,7 @@ class Question(NamedTuple):
 
     def identity(self, unit: str) -> UnitIdentity:
         """Return the unit by its name in the account."""
-        kind = self.kinds[0]
-        if kind not in _UNITS:
-            raise InvariantError("kind in _UNITS")
-        return UnitIdentity(unit, kind)
+        return UnitIdentity(unit, self.unit_type)
 
     def taking(self, gridded: Gridded) -> "Question":
         """Return the same question with the plan of one of its families."""
@@ -158,23 +162,30 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
     if request.kind in ("sum", "mean"):
         named["value"] = [request.value]
     columns = columns_of(data, {argument: names for argument, names in named.items() if names})
-    kinds = [kind_of("unit", columns[request.unit].type)]
-    if kinds[0] not in _UNITS:
+    unit_kind = kind_of("unit", columns[request.unit].type)
+    unit_type = _UNITS.get(unit_kind)
+    if unit_type is None:
         raise UsageError(
-            "unit", f"is a column of {kinds[0]}s", "name text, whole numbers, booleans or bytes"
+            "unit", f"is a column of {unit_kind}s", "name text, whole numbers, booleans or bytes"
         )
-    kinds += [kind_of("key", columns[name].type) for name in key]
+    kinds = [kind_of("key", columns[name].type) for name in key]
     value = request.value if request.kind in ("sum", "mean") else None
     if value is not None:
         check_numbers("value", columns[value].type)
-    public = _public(request.public_keys, key, kinds[1:])
+    public = _public(request.public_keys, key, kinds)
     families = _families(request, bool(key), public is not None)
     names = [request.unit, key, value]
-    parts = [msgspec.json.encode([names, kinds]), families.digest.encode(), _digest(public)]
+    # The content of public keys, independent of its memory layout.
+    listed = (
+        b"" if public is None else hashlib.blake2b(table_bytes(public), digest_size=16).digest()
+    )
+    typed = msgspec.json.encode([names, [unit_type, *kinds]])
     digest = hashlib.blake2b(
-        b"\0".join(parts), digest_size=16, person=b"dpstream-frame"
+        b"\0".join([typed, families.digest.encode(), listed]),
+        digest_size=16,
+        person=b"dpstream-frame",
     ).hexdigest()
-    named_by = request.unit, tuple(key), tuple(key_order), value, tuple(kinds)
+    named_by = request.unit, tuple(key), tuple(key_order), value, unit_type, tuple(kinds)
     return Question(*named_by, families, families.taken(), public, digest), columns
 
 
@@ -182,25 +193,43 @@ def _names(request: Arguments) -> list[str]:
     """Return the key's columns; check names against each other, not yet against the table."""
     given = request.key
     key = [] if given is None else [given] if isinstance(given, str) else list(given)
-    if not isinstance(request.unit, str):
-        raise UsageError("unit", "must be a column's name", "write e.g. unit='user'")
-    fine = all(isinstance(name, str) for name in key) and len(set(key)) == len(key)
-    if not fine or len(key) > MAX_KEY_COLUMNS or (given is not None and not key):
-        rule = f"must be a column's name, or 1 to {MAX_KEY_COLUMNS} different ones"
-        raise UsageError("key", rule, "write e.g. key='page', or key=['page', 'country']")
-    if request.unit in key:
-        raise PolicyError(
-            "key",
-            "is the unit: a figure of each unit by itself protects none",
-            "name a column that many units share",
-        )
-    if request.kind in ("sum", "mean") and not isinstance(request.value, str):
-        raise UsageError("value", "must be a column's name", "write e.g. value='seconds'")
-    if not key and request.kind == "keys":
-        raise UsageError("key", "must be a column's name", "write e.g. key='page'")
-    taken = {request.kind, *(f"{request.kind}_{label}" for label in LABELS.values())} & set(key)
-    if taken and request.kind != "keys":
-        raise UsageError("key", "has the name of a column of the answer", "rename the column")
+    different = all(isinstance(name, str) for name in key) and len(set(key)) == len(key)
+    usable = different and len(key) <= MAX_KEY_COLUMNS and (given is None or len(key) > 0)
+    answered = {request.kind, *(f"{request.kind}_{label}" for label in LABELS.values())}
+    refuse_first(
+        (
+            not isinstance(request.unit, str),
+            UsageError("unit", "must be a column's name", "write e.g. unit='user'"),
+        ),
+        (
+            not usable,
+            UsageError(
+                "key",
+                f"must be a column's name, or 1 to {MAX_KEY_COLUMNS} different ones",
+                "write e.g. key='page', or key=['page', 'country']",
+            ),
+        ),
+        (
+            usable and isinstance(request.unit, str) and request.unit in key,
+            PolicyError(
+                "key",
+                "is the unit: a figure of each unit by itself protects none",
+                "name a column that many units share",
+            ),
+        ),
+        (
+            request.kind in ("sum", "mean") and not isinstance(request.value, str),
+            UsageError("value", "must be a column's name", "write e.g. value='seconds'"),
+        ),
+        (
+            request.kind == "keys" and not key,
+            UsageError("key", "must be a column's name", "write e.g. key='page'"),
+        ),
+        (
+            request.kind != "keys" and usable and not answered.isdisjoint(key),
+            UsageError("key", "has the name of a column of the answer", "rename the column"),
+        ),
+    )
     return key
 
 
@@ -208,42 +237,38 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
     """Return the plan of the question in each family of noise, with its grid."""
     mechanism: Mechanism = _word("mechanism", request.mechanism, get_args(Mechanism))
     optimise = _optimise(request)
-    epsilon, delta = (
-        _number("epsilon", request.epsilon, "1.0"),
-        _number("delta", request.delta, "1e-9"),
-    )
-    chosen = grouped and request.max_keys is None
-    groups = (
-        MAX_KEYS if request.max_keys is None else _integer("max_keys", request.max_keys, MAX_GROUPS)
-    )
+    epsilon = _number("epsilon", request.epsilon, "1.0")
+    delta = _number("delta", request.delta, "1e-9")
+    chosen, most = request.max_keys is None, request.max_keys
+    groups = MAX_KEYS if chosen else _integer("max_keys", most, MAX_GROUPS)
     selects = grouped and not public
-    if delta == 0 and selects:
-        raise UsageError(
-            "delta",
-            "of 0 allows no keys of the rows: a key that one unit alone has may never be shown",
-            "give delta, e.g. 1e-9, or public_keys",
-        )
-    if delta == 0 and mechanism == "gaussian":
-        raise UsageError(
-            "mechanism",
-            "'gaussian' needs a delta above 0",
-            "give delta, e.g. 1e-9, or mechanism='geometric'",
-        )
-    if not (epsilon > 0 and 0 <= delta < 1):
-        raise UsageError(
-            "epsilon" if not epsilon > 0 else "delta",
-            "must be positive" if not epsilon > 0 else "must be below 1, and 0 or more",
-            "write e.g. epsilon=1.0, delta=1e-9",
-        )
-    column = None if request.kind == "keys" else _column(request)
-
-    def on_grid(bits: int) -> tuple[QueryColumn, ...]:
-        if column is None:
-            return ()
-        step = grid_of(column, _switch("whole_numbers", request.whole_numbers), bits)
-        return (msgspec.structs.replace(column, grid=step),)
+    example = "write e.g. epsilon=1.0, delta=1e-9"
+    refuse_first(
+        (
+            delta == 0 and selects,
+            UsageError(
+                "delta",
+                "of 0 allows no keys of the rows: a key that one unit alone has may never be shown",
+                "give delta, e.g. 1e-9, or public_keys",
+            ),
+        ),
+        (
+            delta == 0 and mechanism == "gaussian",
+            UsageError(
+                "mechanism",
+                "'gaussian' needs a delta above 0",
+                "give delta, e.g. 1e-9, or mechanism='geometric'",
+            ),
+        ),
+        (not epsilon > 0, UsageError("epsilon", "must be positive", example)),
+        (not 0 <= delta < 1, UsageError("delta", "must be below 1, and 0 or more", example)),
+    )
+    column, whole_steps = _column(request), request.whole_numbers
+    if column is not None and not isinstance(whole_steps, bool):
+        raise UsageError("whole_numbers", "must be True or False", "write whole_numbers=True")
 
     def plan_of(bits: int) -> QueryPlan:
+        columns = [] if column is None else [column]
         return QueryPlan(
             epsilon=epsilon,
             delta=delta,
@@ -251,8 +276,10 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
             norm=None,
             mechanism=mechanism,
             selects=selects,
-            columns=on_grid(bits),
-            automatic_groups=chosen,
+            columns=tuple(
+                msgspec.structs.replace(c, grid=grid_of(c, whole_steps, bits)) for c in columns
+            ),
+            automatic_groups=grouped and chosen,
         )
 
     try:
@@ -267,10 +294,10 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
     )
 
 
-def _column(request: Arguments) -> QueryColumn:
-    """Return the column of the answer, without its grid."""
+def _column(request: Arguments) -> QueryColumn | None:
+    """Return the column of the answer, without its grid; ``None`` for keys alone."""
     if request.kind == "keys":
-        raise InvariantError("an answer of keys has no column")
+        return None
     chosen = request.max_rows is None
     rows = FEW_ROWS if chosen else _integer("max_rows", request.max_rows, MAX_ROWS)
     if request.kind == "units":
@@ -325,12 +352,6 @@ def _word(argument: str, given: Any, words: Sequence[str]) -> Any:
     if not isinstance(given, str) or given not in words:
         listed = ", ".join(map(repr, words))
         raise UsageError(argument, f"must be one of {listed}", f"write {argument}={words[0]!r}")
-    return given
-
-
-def _switch(argument: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise UsageError(argument, "must be True or False", f"write {argument}=True")
     return given
 
 
@@ -404,10 +425,3 @@ def _listed(given: Any) -> pa.ChunkedArray:
         raise UsageError(
             "public_keys", "is no list of values of one type", "write e.g. public_keys=['a', 'b']"
         ) from None
-
-
-def _digest(public: pa.Table | None) -> bytes:
-    """Return a digest of the public keys' content, independent of its memory layout."""
-    if public is None:
-        return b""
-    return hashlib.blake2b(table_bytes(public), digest_size=16).digest()

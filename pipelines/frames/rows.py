@@ -61,10 +61,10 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
     """
     if len(columns[question.unit]) > MAX_PARTIALS:
         raise UsageError("data", f"has more than {MAX_PARTIALS} rows", "ask it by `dpstream sql`")
-    unit, units, good = _coded(columns[question.unit], question.kinds[0], unit_identity)
-    unit_ids = typed_ids(ring.unit, [(question.kinds[0], units)])
+    unit, units, good = _coded(columns[question.unit], question.unit_type, unit_identity)
+    unit_ids = typed_ids(ring.unit, [(question.unit_type, units)])
     keys = []
-    for name, kind in zip(question.key, question.kinds[1:], strict=True):
+    for name, kind in zip(question.key, question.kinds, strict=True):
         codes, values, ok = _coded(columns[name], kind)
         keys.append((codes, values))
         good &= ok
@@ -74,8 +74,7 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
         value = value + 0.0  # no -0.0
         good &= ok
     good_rows = slice(None) if good.all() else np.flatnonzero(good)
-    names, kinds = list(question.key), list(question.kinds[1:])
-    groups = Groups(names, kinds, ring.key, question.public)
+    groups = Groups(list(question.key), list(question.kinds), ring.key, question.public)
     unit, value = unit[good_rows], None if value is None else value[good_rows]
     parts = [(codes[good_rows], values) for codes, values in keys]
     group = _groups(parts, groups) if keys else np.zeros(len(unit), np.int64)

@@ -61,7 +61,7 @@ class LookUpConfig(Section, frozen=True):
 
 class QueryConfig(Section, frozen=True):
     """A row-local SELECT that every row of the source goes through first; see
-    `pipelines.statements.row_local`.
+    `pipelines.statements.row_query`.
 
     Attributes:
         table: the name of the source in the text.

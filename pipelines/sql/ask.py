@@ -42,12 +42,12 @@ from dpstream.pipelines.sql.query_plan import (
     tables_read,
 )
 from dpstream.pipelines.sql.receipt import Header, SqlAnswer, presented, read
-from dpstream.pipelines.sql.spread import Spread
 from dpstream.pipelines.sql.stage import (
-    Executor,
     LocalShards,
+    Spread,
     Stage,
     StageAnswer,
+    Workers,
     empty,
     outer,
     released,
@@ -292,7 +292,7 @@ def drawn(
     ring: KeyRing,
     charge: Charge,
     shards: int | None = None,
-    executor: Executor | None = None,
+    executor: LocalShards | Workers | None = None,
 ) -> bytes:
     """Read rows and draw noise under the charge's run id; return the receipt."""
     names = tables_read(question.select, catalog)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpstream.accounting.errors import UsageError, closest
+from dpstream.accounting.errors import UsageError, closest, refuse_first
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.project import (
@@ -41,15 +41,19 @@ from dpstream.pipelines.project.project import (
     unit_of,
 )
 from dpstream.pipelines.project.sections import TableSection, UnitSection, Via
-from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
-from dpstream.pipelines.tables.columns import UNIT_TYPES, file_columns, kind_of
+from dpstream.pipelines.tables.catalog import (
+    RELEASED,
+    UNIT_TYPES,
+    Catalog,
+    Table,
+    file_columns,
+    kind_of,
+)
 from dpstream.pipelines.tables.files import identities
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.private_log import keep_beside
 
 MAX_TABLES = 256
-#: Two floats can be equal and differ.
-_NO_KEY = {"FLOAT64"}
 
 
 def load_catalog(
@@ -161,29 +165,43 @@ def _refuse_both(tables: dict[str, Table]) -> None:
 
 def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) -> Table:
     where, name = f"table.{written}", written.lower()
-    if not name.isidentifier() or not name.isascii() or name == RELEASED:
-        raise UsageError(
-            where, "has a name that is not usable", "use letters, digits and _, not 'released'"
-        )
     choices = [config.unit_column is not None, config.unit_via is not None, config.public]
-    if sum(choices) != 1:
-        raise UsageError(
-            where,
-            "must be either private or public: it says neither, or both",
-            "give one of unit_column, unit_via and public = true",
-        )
+    refuse_first(
+        (
+            not name.isidentifier() or not name.isascii() or name == RELEASED,
+            UsageError(
+                where, "has a name that is not usable", "use letters, digits and _, not 'released'"
+            ),
+        ),
+        (
+            sum(choices) != 1,
+            UsageError(
+                where,
+                "must be either private or public: it says neither, or both",
+                "give one of unit_column, unit_via and public = true",
+            ),
+        ),
+    )
     kind, place = kind_of(where, config.path, config.uri, folder, config.format)
     if config.remote is not None and config.uri is None:
         raise UsageError(f"{where}.remote", "is for databases", "omit it")
     columns = file_columns(where, kind, place, config.columns)
     owner = config.unit_column.lower() if config.unit_column is not None else None
-    if owner is not None and owner not in columns:
-        raise UsageError(f"{where}.unit_column", "is no column of it", closest(owner, columns))
-    if owner is not None and columns[owner] != UNIT_TYPES[unit.type]:
-        raise UsageError(
-            f"{where}.unit_column",
-            "has another type than the unit",
-            f"the unit is of type '{unit.type}'; correct that, or name another column",
+    if owner is not None:
+        field, of_unit = f"{where}.unit_column", UNIT_TYPES[unit.type]
+        refuse_first(
+            (
+                owner not in columns,
+                UsageError(field, "is no column of it", closest(owner, columns)),
+            ),
+            (
+                columns.get(owner) != of_unit,
+                UsageError(
+                    field,
+                    "has another type than the unit",
+                    f"the unit is of type '{unit.type}'; correct that, or name another column",
+                ),
+            ),
         )
     via = config.unit_via
     if via is not None:
@@ -209,18 +227,28 @@ def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSe
             raise UsageError(field, "leads to no table", "name a private table, in no circle")
         at = tables[at.via.table]
         seen.add(at.name)
-    if at.unit is None:
-        raise UsageError(field, "leads to a public table", "name a private table")
-    parent = tables[table.via.table]
-    if not table.via.on or len({key for _, key in table.via.on}) < len(table.via.on):
-        raise UsageError(f"{field}.on", "has no columns, or one twice", "write [[column, key]]")
-    for column, key in table.via.on:
-        if column not in table.columns or key not in parent.columns:
-            raise UsageError(f"{field}.on", "names a column that is not there", "correct it")
-        if table.columns[column] != parent.columns[key] or table.columns[column] in _NO_KEY:
-            raise UsageError(
-                f"{field}.on", "has columns of two types, or floats", "give both one type"
-            )
+    on, theirs = table.via.on, tables[table.via.table].columns
+    refuse_first(
+        (at.unit is None, UsageError(field, "leads to a public table", "name a private table")),
+        (
+            not on or len({key for _, key in on}) < len(on),
+            UsageError(f"{field}.on", "has no columns, or one twice", "write [[column, key]]"),
+        ),
+    )
+    for column, key in on:
+        kind = table.columns.get(column)
+        refuse_first(
+            (
+                kind is None or key not in theirs,
+                UsageError(f"{field}.on", "names a column that is not there", "correct it"),
+            ),
+            (
+                kind != theirs.get(key) or kind == "FLOAT64",  # two floats can be equal and differ
+                UsageError(
+                    f"{field}.on", "has columns of two types, or floats", "give both one type"
+                ),
+            ),
+        )
 
 
 def _units(table: Table, tables: dict[str, Table]) -> set[str]:

@@ -41,7 +41,7 @@ are sorted first.
 **No error depends on a row.**  Expressions run under TRY, CAST is TRY_CAST and x / 0 is NULL; what
 fails, and NaN and infinity, is NULL: left out of functions, not passed by WHERE, one group of its
 own in GROUP BY.  TRY alone is not enough: `engine` turns off the optimizers that take expressions
-out of it, and `forms` keeps from DuckDB what TRY does not catch.  Computed columns are cast to the
+out of it, and `exact` keeps from DuckDB what TRY does not catch.  Computed columns are cast to the
 types that the validator found, so that a type it did not foresee cannot make a float of a group,
 nor two decimals fail where they meet.  Texts that are put together and lists of values are bounded;
 how many groups one unit has, and how long a query runs, are not.
@@ -67,8 +67,7 @@ from dpstream.pipelines.statements.canonical import (
     group_text,
     sql,
 )
-from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.forms import duckdb
+from dpstream.pipelines.statements.exact import duckdb, safe_query, tables_by_unit, tried
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of

@@ -11,7 +11,7 @@ Nothing runs here: the result is a complete job of the project, for any runner.
 | GROUP BY | ``key`` |
 | COUNT(*), SUM, COUNT(DISTINCT unit) | aggregates of kind ``count``, ``sum``, ``units`` |
 | AVG | kind ``mean``, the engine's own: a noisy centred sum over the noisy count |
-| FROM, WHERE, expressions, public look-ups | ``query`` (`row_local`), if there are any |
+| FROM, WHERE, expressions, public look-ups | ``query`` (`row_query`), if there are any |
 
 At most C rows of a unit count, in all groups together.  Bounds are those of one row, in either
 spelling: a stream holds every row within them, and a unit adds at most C rows.  A row whose group
@@ -48,8 +48,7 @@ from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
-from dpstream.pipelines.statements.row_local import check_row_local
-from dpstream.pipelines.statements.row_query import Readable, readable
+from dpstream.pipelines.statements.row_query import Readable, check_row_local, readable
 from dpstream.pipelines.statements.statement import (
     KEYS,
     KINDS,

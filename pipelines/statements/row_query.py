@@ -1,9 +1,34 @@
-"""The query of a job: its tables, its checked text, its digest, and its execution on workers.
+"""Row-local queries of jobs: every output row depends on one input row; checks and execution.
 
-The digest is part of the plan, and so of every noise node's name: it is of the text as it stands
-in its file, the types it was checked with, the columns it reads, the rows of the public tables
-it looks up, and of what DuckDB of which version is given to run.  A store goes on with no other: a
-version that rewrites a query in another way asks for a new run.
+A stream has no whole table to ask: batches of rows arrive, in any size.  A query that each batch
+goes through must give, of all batches together, what it gives of all rows at once, and must not
+let one unit's rows touch another's.  So it is allowed only what is a function of one row:
+
+* FROM the source itself, or a subquery that is row-local by the same rules; WHERE; a select list
+  without aggregates.  Expressions are deterministic functions of one row (`allowed`), NULL where
+  they fail (`exact`).
+* JOIN or LEFT JOIN of a public table after it, ON plain equality of columns with **all** columns of
+  the table's declared key.  No two rows of the table have that key in common (checked when the
+  job is loaded, on the very rows that are used, which are part of the plan's hash), equal
+  values of these types are equal bytes, and NULL equals nothing: a row meets at most one row of
+  the table, which no other row of the source decides.
+
+**Sensitivity.**  By induction over these operators the query is a map f from a row to one row or to
+none, fixed by the plan.  Neighbouring inputs differ in the rows of one unit; f applied row by row
+leaves them neighbouring, in the images of that unit's rows alone, which are no more than the rows
+were.  The unit, the event time, the stamp and the record's id are not computed by f: they are
+those of the row it was made of, as is its position, so no two records share a name.  Filters and
+look-ups therefore come before bounding and change no sensitivity: C, clamps and thresholds see a
+stream as any other.
+
+Refused are aggregates, GROUP BY, DISTINCT, set operations, window functions, LIMIT, joins of
+private relations, public tables without a key or by an inequality, and outer joins that would keep
+rows of a public table.
+
+**The digest** is part of the plan, and so of every noise node's name: it is of the text as it
+stands in its file, the types it was checked with, the columns it reads, the rows of the public
+tables it looks up, and of what DuckDB of which version is given to run.  A store goes on with no
+other: a version that rewrites a query in another way asks for a new run.
 
 **Look-ups.**  A key that two rows of a public table share would let one row of a stream become two,
 so it is checked on the very rows that are used, after they have their canonical form.  Rows whose
@@ -21,6 +46,7 @@ whatever type the rest of its batch arrived in, and text is NFC.  What does not 
 1,024 bytes, NaN and infinities are NULL.
 """
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,62 +60,202 @@ import pyarrow.parquet as pq
 from sqlglot import exp
 
 from dpstream.accounting.arrays import Bool, Int64
-from dpstream.accounting.errors import PolicyError, UsageError, closest
+from dpstream.accounting.errors import PolicyError, UsageError, closest, instance, refuse_first
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import matching
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
 from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
-from dpstream.pipelines.statements.allowed import require
-from dpstream.pipelines.statements.row_local import (
-    KEYED,
-    RowTables,
-    numbered,
-    row_query,
+from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, require
+from dpstream.pipelines.statements.dialect import Private
+from dpstream.pipelines.statements.errors import refusal
+from dpstream.pipelines.statements.exact import safe_query
+from dpstream.pipelines.statements.ownership import Validator, equalities, select_list, type_of
+from dpstream.pipelines.statements.statement import UNFORESEEN
+from dpstream.pipelines.tables.catalog import (
+    ROW,
+    TYPES,
+    UNIT_TYPES,
+    Table,
+    Tables,
+    file_columns,
+    kind_of,
 )
-from dpstream.pipelines.tables.catalog import Table
-from dpstream.pipelines.tables.columns import ROW, TYPES, UNIT_TYPES, file_columns, kind_of
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import file_errors
+
+#: Types whose values are equal only if they are the same bytes, in DuckDB as in the proof.
+KEYED = {
+    exp.DType.BIGINT,
+    exp.DType.TEXT,
+    exp.DType.BOOLEAN,
+    exp.DType.VARBINARY,
+    exp.DType.DATE,
+    exp.DType.TIMESTAMP,
+    exp.DType.TIMESTAMPTZ,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowTables(Tables):
+    """The tables that a row-local query can name.
+
+    Attributes:
+        source: the name of the one private table.
+        keys: columns of the public tables that no two rows have in common.
+    """
+
+    source: str = ""
+    keys: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rows(self) -> Table:
+        """The private table."""
+        return self.tables[self.source]
+
+
+def row_query(text: str, tables: RowTables) -> exp.Select:
+    """Return the tree of a row-local SELECT, every column with its relation.
+
+    Raises:
+        DpstreamError: it is not usable, or not row-local.
+    """
+    try:
+        return _checked(text, tables)
+    except UNFORESEEN:
+        raise refusal("not-supported") from None
+
+
+def _checked(text: str, tables: RowTables) -> exp.Select:
+    tree = qualified(inlined(parsed(text)), tables.schema)
+    require(isinstance(tree, exp.Select), "stream-rows", tree)
+    tree = instance(tree, exp.Select)
+    require(tree.args.get("hint") is None, "one-dp-select", tree)
+    check_row_local(tree, tables)
+    tree.set("order", None)  # rows keep the order they came in
+    scope = Validator(tables).scope(tree)
+    for item in select_list(tree).values():
+        scope.check_columns(item)
+    return tree
+
+
+def check_row_local(node: exp.Select, tables: RowTables) -> None:
+    """Refuse a SELECT that is more than a function of one row of the source.
+
+    Args:
+        node: qualified; its columns and units are the validator's.
+
+    Raises:
+        DpstreamError: says where and why.
+    """
+    for part in ("limit", "offset"):
+        require(node.args.get(part) is None, "limit", node.args.get(part))
+    for part in ("distinct", "group", "having"):
+        require(node.args.get(part) is None, "stream-rows", node.args.get(part))
+    for item in node.expressions:
+        require(not item.find(exp.AggFunc, Private), "stream-rows", item)
+    require(node.args.get("from_") is not None, "from", node)
+    first = node.args["from_"].this
+    if isinstance(first, exp.Table):
+        require(first.name == tables.source, "stream-look-up", first)
+    else:
+        require(isinstance(first.this, exp.Select), "stream-rows", first)
+        check_row_local(first.this, tables)
+    for join in node.args.get("joins") or ():
+        named_table = isinstance(join.this, exp.Table) and join.this.name != tables.source
+        require(named_table, "stream-join", join.this)
+        require(_looks_up(join, tables), "stream-look-up", join.this)
+
+
+def _looks_up(join: exp.Join, tables: RowTables) -> bool:
+    """Whether a row meets at most one row of the joined public table."""
+    kinds = join.side.upper() in ("", "LEFT") and join.kind.upper() in ("", "INNER", "OUTER")
+    on, key = join.args.get("on"), set(tables.keys.get(join.this.name, ()))
+    if not kinds or on is None or not key:
+        return False
+    met, alias = set[str](), join.this.alias_or_name
+    for pair in equalities(on):
+        for mine, theirs in (pair, pair[::-1]):
+            if not (isinstance(mine, exp.Column) and isinstance(theirs, exp.Column)):
+                continue
+            kind = type_of(mine)
+            if theirs.table == alias != mine.table and kind == type_of(theirs) and kind in KEYED:
+                met.add(theirs.name)
+    return key <= met
+
+
+def numbered(tree: exp.Select, arrived: str, types: dict[str, str]) -> str:
+    """Return the DuckDB text of a row-local query whose first column is the row's number.
+
+    Args:
+        tree: of `row_query`.
+        arrived: the table of rows as they are, with their numbers.
+        types: DuckDB's types by column: what the query sees of them.
+    """
+    query = safe_query(tree)
+    _number(query, arrived, types)
+    return str(query.sql("duckdb", comments=False))
+
+
+def _number(node: exp.Select, arrived: str, types: dict[str, str]) -> None:
+    first = node.args["from_"].this
+    name = first.alias_or_name
+    if isinstance(first, exp.Table):
+        column = exp.column(ROW, quoted=True)
+        items = [
+            exp.alias_(
+                exp.TryCast(
+                    this=exp.column(c, quoted=True), to=exp.DataType.build(t, dialect="duckdb")
+                ),
+                c,
+                quoted=True,
+            )
+            for c, t in types.items()
+        ]
+        table = exp.From(this=exp.Table(this=exp.to_identifier(arrived, quoted=True)))
+        inner = exp.Select(expressions=[column, *items], from_=table)
+        alias = exp.TableAlias(this=exp.to_identifier(name, quoted=True))
+        first.replace(exp.Subquery(this=inner, alias=alias))
+    else:
+        _number(first.this, arrived, types)
+    node.set("expressions", [exp.column(ROW, table=name, quoted=True), *node.expressions])
+
 
 _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "bytes"}
 _CAST = {"DATE": "date", "NUMERIC": "decimal"}
 
 
-def look_up_table(config: LookUpConfig, folder: Path) -> Table:
-    """Return a public table as a job declares it; no row is read.
+def look_up(config: LookUpConfig, folder: Path) -> tuple[Table, tuple[str, ...]]:
+    """Return a public table as a job declares it, and the columns of its key; no row is read.
 
     Args:
         folder: where its path starts.
 
     Raises:
-        UsageError: its name, place or columns are not usable.
+        UsageError: its name, place, columns or key are not usable.
     """
     where, name = f"table.{config.name}", config.name.lower()
     if not name.isidentifier() or not name.isascii():
         raise UsageError(where, "is not a usable name", "use letters, digits and _")
     kind, place = kind_of(where, config.path, None, folder)
-    return Table(name, kind, place, file_columns(where, kind, place, config.columns))
-
-
-def key_of(config: LookUpConfig, table: Table) -> tuple[str, ...]:
-    """Return the columns of its key.
-
-    Raises:
-        UsageError: there are none, or one is no column of it.
-    """
-    where, key = (
-        f"table.{config.name}.key_columns",
-        sorted({name.lower() for name in config.key}),
+    columns = file_columns(where, kind, place, config.columns)
+    where, key = f"{where}.key_columns", tuple(sorted({column.lower() for column in config.key}))
+    refuse_first(
+        (
+            not key,
+            UsageError(where, "must name the columns that no two rows share", "add them"),
+        ),
+        *(
+            (
+                column not in columns,
+                UsageError(where, "is no column of it", closest(column, columns)),
+            )
+            for column in key
+        ),
     )
-    if not key:
-        raise UsageError(where, "must name the columns that no two rows share", "add them")
-    for name in key:
-        if name not in table.columns:
-            raise UsageError(where, "is no column of it", closest(name, table.columns))
-    return tuple(key)
+    return Table(name, kind, place, columns), key
 
 
 def look_up_rows(tables: RowTables, name: str) -> pa.Table:
@@ -194,8 +360,11 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     """
     config = source.query or QueryConfig()
     where, declared = f"table.{config.table}", config.columns
-    if declared is None:
-        names, types = _own_columns(where, source)
+    if declared is None:  # those of Parquet, from the first file's footer
+        types = file_columns(where, source.kind, source.path, None)
+        with file_errors(where, "cannot be read"):
+            schema = pq.read_schema(sorted(matching(source.path))[0])
+        names = {name.lower(): name for name in schema.names if name.lower() in types}
     else:
         names = {name.lower(): name for name in declared}
         types = file_columns(where, source.kind, source.path, declared)
@@ -215,22 +384,13 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     rows = Table(source_name, "stream", "", types, own, units=(own,), fields=fields)
     named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
     for one in config.look_up:
-        table = look_up_table(one, folder)
+        table, key = look_up(one, folder)
         if table.name in named_tables:
             raise UsageError(f"table.{one.name}", "is there twice", "choose another name")
-        named_tables[table.name] = table
-        keys[table.name] = key_of(one, table)
+        named_tables[table.name], keys[table.name] = table, key
     identity = UnitIdentity(unit.column, unit.type)
     tables = RowTables(identity, named_tables, source=source_name, keys=keys)
     return Readable(tables, names | {own: unit.column}, config.look_up)
-
-
-def _own_columns(where: str, source: SourceConfig) -> tuple[dict[str, str], dict[str, str]]:
-    """Names and types of a Parquet source's columns, from the first file's footer."""
-    types = file_columns(where, source.kind, source.path, None)
-    with file_errors(where, "cannot be read"):
-        schema = pq.read_schema(sorted(matching(source.path))[0])
-    return {name.lower(): name for name in schema.names if name.lower() in types}, types
 
 
 def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
@@ -380,7 +540,7 @@ def typed(column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array:
     because DuckDB takes none of Arrow: a query would fail on the first batch, after the charge.
 
     Args:
-        kind: one of `columns.TYPES`.
+        kind: one of `catalog.TYPES`.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

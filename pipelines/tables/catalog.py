@@ -1,15 +1,21 @@
-"""The tables that statements can name: those of a data set, their owners, and the account.
+"""The tables that statements can name: their places, columns and owners, and the account.
 
-A private table has its unit in a column, or by a path of foreign keys: a row's unit is that of the
-one row of the named table whose key it holds.  That a key names one row is part of the neighbour
-relation (see `keys.check_keys`): the data sets that protect a unit are those in which every key is
-unique.  A table with ``unit_via`` has the unit in a column more, of the unit's name.  How it is
-written down: `load`.
+**Columns.**  A schema is read without reading a row.  Parquet says its types.  CSV, JSON Lines and
+databases have them declared in the catalog: a type that is guessed from rows would tell something
+about them, and could change with one row.
+
+**Owners.**  A private table has its unit in a column, or by a path of foreign keys: a row's unit is
+that of the one row of the named table whose key it holds.  That a key names one row is part of the
+neighbour relation (see `registration.check_keys`): the data sets that protect a unit are those in
+which every key is unique.  A table with ``unit_via`` has the unit in a column more, of the unit's
+name.  How it is written down: `load`.
 """
 
 import dataclasses
 import functools
 import hashlib
+import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,11 +23,175 @@ from typing import Any
 import msgspec
 from sqlglot import exp
 
+from dpstream.accounting.errors import UsageError, refuse_first, required
+from dpstream.accounting.fields import FieldType
+from dpstream.accounting.places import check_path, file_kind, matching
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
-from dpstream.pipelines.tables.columns import UNIT_TYPES
+from dpstream.state.disk_errors import file_errors, verdict
 from dpstream.state.ledger.open import AccountPlace, file_of
+
+#: Types of columns, as statements name them, with DuckDB's names of them.
+TYPES = {
+    "INT64": "BIGINT",
+    "FLOAT64": "DOUBLE",
+    "NUMERIC": "DECIMAL(38, 9)",
+    "BOOL": "BOOLEAN",
+    "STRING": "VARCHAR",
+    "BYTES": "BLOB",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMPTZ",
+    "DATETIME": "TIMESTAMP",
+}
+#: The SQL type of a unit of each type that can be an account's unit.
+UNIT_TYPES: dict[FieldType, str] = {
+    "int": "INT64",
+    "string": "STRING",
+    "bool": "BOOL",
+    "bytes": "BYTES",
+}
+MAX_COLUMNS = 1024
+#: The number of a row in its batch, a column of the program in streams: no column of a table is
+#: called so.  The digest of a stream's query has the name.
+ROW = "row number"
+#: Names of columns, which statements write in backticks where they are no plain words.  Quotes, the
+#: point of a path and the colon of the program's other columns are in none.
+_NAME = re.compile(r"\w[\w /()#%&+$€°-]*")
+_URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
+
+
+def kind_of(
+    where: str, path: str | None, uri: str | None, folder: Path, file_format: str | None = None
+) -> tuple[str, str]:
+    """Return kind and place of a table: an absolute path or glob, or a database's address.
+
+    A relative path, SQLite's too, starts from the project's folder.
+
+    Args:
+        file_format: of the files, where the path's ending does not tell.
+
+    Raises:
+        UsageError: neither or both are given, or of no known kind.
+    """
+    if (path is None) == (uri is None):
+        raise UsageError(where, "needs a path or a uri", "give one of them")
+    if uri is not None:
+        kind = _URIS.get(uri.partition(":")[0].lower())
+        if kind is None:
+            raise UsageError(
+                f"{where}.uri",
+                "is of no known kind",
+                "write sqlite:///PATH or postgresql://HOST/DATABASE",
+            )
+        if kind == "sqlite":
+            return kind, f"sqlite:///{folder / sqlite_file(uri)}"
+        return kind, uri
+    path = required(path, "path is there")
+    check_path(path, f"{where}.path")
+    files = file_format or file_kind(path)
+    if files not in ("parquet", "csv", "jsonl") or "\0" in path:
+        raise UsageError(
+            f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
+        )
+    return files, str(folder / path)
+
+
+def sqlite_file(uri: str) -> str:
+    """Return the file of a SQLite address."""
+    for prefix in ("sqlite:///", "sqlite:"):
+        if uri[: len(prefix)].lower() == prefix:
+            return uri[len(prefix) :]
+    return uri
+
+
+def file_columns(
+    where: str, kind: str, place: str, declared: dict[str, str] | None
+) -> dict[str, str]:
+    """Return the types of a table's columns by name in lower case.
+
+    Raises:
+        UsageError: a type is not known, none are known, or two names differ in case only.
+    """
+    if kind == "parquet" and declared is None:
+        declared = _parquet(where, place)
+    if not declared or len(declared) > MAX_COLUMNS:
+        raise UsageError(
+            f"{where}.columns",
+            f"must name 1 to {MAX_COLUMNS} columns with their types: {kind} says none",
+            f'write columns = {{ NAME = "TYPE", ... }} into [{where}], for each column that a '
+            "statement reads: STRING, INT64, FLOAT64, BOOL, DATE, TIMESTAMP",
+        )
+    types, field = {n.lower(): kind.upper() for n, kind in declared.items()}, f"{where}.columns"
+    letters = "use letters, digits, spaces and _ /()#%&+$€°- (beyond ASCII, lower case only)"
+    refuse_first(
+        (len(types) < len(declared), UsageError(field, "differ in case only", "rename one")),
+        (
+            not all(map(_is_usable, declared)),
+            UsageError(field, "have unusable names", letters),
+        ),
+        (
+            set(types.values()) - TYPES.keys(),
+            UsageError(field, "have an unknown type", f"use {', '.join(sorted(TYPES))}"),
+        ),
+    )
+    return types
+
+
+def usable_names(names: Iterable[str]) -> list[str]:
+    """Return the column names that statements can use; names that differ in case only are not."""
+    names = list(names)
+    times = Counter(name.lower() for name in names)
+    return [name for name in names if times[name.lower()] == 1 and _is_usable(name)]
+
+
+def _is_usable(name: str) -> bool:
+    """Return whether statements can use a column's name; DuckDB ignores the case of ASCII alone."""
+    same = all(character.isascii() or character.lower() == character for character in name)
+    return same and _NAME.fullmatch(name) is not None and name.lower() != ROW
+
+
+def _parquet(where: str, place: str) -> dict[str, str]:
+    """Columns of the first file by name, from its footer.
+
+    Columns of other types, and names that no statement can write, are left out: they are in the
+    file for other readers.
+    """
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowInvalid
+
+    with file_errors(f"{where}.path", "has a folder that cannot be listed"):
+        files = sorted(matching(place))
+    if not files:
+        raise UsageError(f"{where}.path", "matches no file", "correct it")
+    try:
+        schema = pq.read_schema(files[0])
+    except (OSError, ArrowInvalid) as error:
+        other = UsageError(f"{where}.path", "is not Parquet", "correct it")
+        raise verdict(other, error, Path(files[0])) from None
+    types = {name: sql_type(schema.field(name).type) for name in usable_names(schema.names)}
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def sql_type(kind: object) -> str | None:
+    """Return the SQL type of an Arrow type; ``None`` if it has none here."""
+    import pyarrow.types as of
+
+    if of.is_dictionary(kind):
+        return sql_type(kind.value_type)  # type: ignore[attr-defined]
+    tests = {
+        "INT64": lambda t: of.is_integer(t) and not of.is_uint64(t),
+        "NUMERIC": lambda t: of.is_decimal(t) or of.is_uint64(t),
+        "FLOAT64": of.is_floating,
+        "BOOL": of.is_boolean,
+        "STRING": lambda t: of.is_string(t) or of.is_large_string(t),
+        "BYTES": lambda t: of.is_binary(t) or of.is_large_binary(t),
+        "DATE": of.is_date,
+        "TIMESTAMP": lambda t: of.is_timestamp(t) and t.tz is not None,
+        "DATETIME": lambda t: of.is_timestamp(t) and t.tz is None,
+    }
+    return next((name for name, test in tests.items() if test(kind)), None)
+
 
 #: What a released relation is called where its answer is worked on.
 RELEASED = "released"

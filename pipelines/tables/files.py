@@ -44,8 +44,7 @@ from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, read_text
-from dpstream.pipelines.tables.catalog import Catalog, Table
-from dpstream.pipelines.tables.columns import TYPES, sqlite_file
+from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, sqlite_file
 from dpstream.state import disk_errors
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
@@ -375,12 +374,6 @@ def _text_of(table: Table, path: str) -> Iterator[BinaryIO]:
         yield plain_by_name(raw, path, table.kind)
 
 
-def _check_whole(table: Table, path: str) -> None:
-    """Refuse a compressed file that would be read as nothing, or not to its end."""
-    with _readable(table), open(path, "rb") as raw:
-        checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
-
-
 @contextlib.contextmanager
 def _readable(table: Table) -> Iterator[None]:
     """Replace the system's errors about a table's file by `unreadable`."""
@@ -531,25 +524,18 @@ def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> 
         UsageError: a compressed text cannot be unpacked to its end.
     """
     if table.kind == "parquet":
-        _check_columns(table, list(paths))
+        # Every column is in one of the files: DuckDB has columns of its own for what no file has,
+        # among them a row's number in its file, which depends on the rows of other units.
+        columns = {name.lower() for path in paths for name in columns_of(table, path)}
+        missing = table.columns.keys() - columns
+        if missing:
+            raise missing_column(table, min(missing))
         return
     for path in paths:
-        if unpacked:
-            _check_whole(table, path)
+        if unpacked:  # one that is not whole would be read as nothing, or not to its end
+            with _readable(table), open(path, "rb") as raw:
+                checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
         names_in(table, path)
-
-
-def _check_columns(table: Table, paths: list[str]) -> None:
-    """Every column is in one of the files, by their footers.
-
-    DuckDB has columns of its own for what no file has, among them a row's number in its file: that
-    one depends on the rows of other units.
-    """
-    missing = set(table.columns)
-    for path in paths:
-        missing -= {name.lower() for name in columns_of(table, path)}
-    if missing:
-        raise missing_column(table, min(missing))
 
 
 def columns_of(table: Table, path: str) -> list[str]:

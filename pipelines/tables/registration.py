@@ -46,7 +46,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.parquet import coded_batches
@@ -174,34 +174,37 @@ def require_fitting(catalog: Catalog, names: Iterable[str], unpacked: bool = Tru
 
 
 def _check(table: Table, column: str, there: ServerColumn | None, key: bool) -> None:
+    where = f"table {table.name}, column {column}"
     if there is None:
-        raise _unfit(table, "is not there", "correct `remote` and `columns` of the table", column)
+        raise UsageError(where, "is not there", "correct `remote` and `columns` of the table")
     declared = table.columns[column]
     if table.kind == "sqlite":
         # What SQLite's types make of every value that a column takes.
         never = {"INT64": ("text", "real"), "FLOAT64": ("text",)}.get(declared, ())
-        if there.type in never:
-            other = "STRING" if there.type == "text" else "FLOAT64"
-            raise _unfit(table, *_other(declared, other), column)
-        return
-    fits = _AS.get(there.type, "STRING")
-    if declared not in ("STRING", fits, *_WIDER.get(fits, ())):
-        raise _unfit(table, *_other(declared, fits), column)
+        unfit = there.type in never
+        fits = "STRING" if there.type == "text" else "FLOAT64"
+    else:
+        fits = _AS.get(there.type, "STRING")
+        unfit = declared not in ("STRING", fits, *_WIDER.get(fits, ()))
     rounds = there.type == "numeric" and (there.digits is None or there.digits > _DIGITS)
-    if key and declared == "NUMERIC" and rounds:
-        raise PolicyError(
-            f"table {table.name}, column {column}",
-            f"is a key whose values are told apart beyond {_DIGITS} digits behind the point",
-            "declare it as STRING",
-        )
-
-
-def _other(declared: str, fits: str) -> tuple[str, str]:
-    return f"is declared {declared}, but its database has {fits} there", f"declare it as {fits}"
-
-
-def _unfit(table: Table, rule: str, fix: str, column: str) -> DpstreamError:
-    return UsageError(f"table {table.name}, column {column}", rule, fix)
+    refuse_first(
+        (
+            unfit,
+            UsageError(
+                where,
+                f"is declared {declared}, but its database has {fits} there",
+                f"declare it as {fits}",
+            ),
+        ),
+        (
+            table.kind == "postgresql" and key and declared == "NUMERIC" and rounds,
+            PolicyError(
+                where,
+                f"is a key whose values are told apart beyond {_DIGITS} digits behind the point",
+                "declare it as STRING",
+            ),
+        ),
+    )
 
 
 # Declared keys are unique: checked when a catalog is registered.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
@@ -279,10 +279,7 @@ def ask(request: Request) -> CheckedRequest:
     check_new_name(request.project, request.new, "--as", existing=True)
     job, names = base_job(request.project, request.job, request.bounds)
     private = request.proxy is None
-    if private:
-        _check_private(request, job)
-    else:
-        _check_proxy(request)
+    _check_flags(request, job)
     first, horizon = _horizon(request, job.plan)
     if not 0 < first <= horizon:
         raise UsageError("--first", "must not exceed the stream or budget.covers", "shorten it")
@@ -336,34 +333,44 @@ def refuse_taken(tuning: CheckedRequest) -> None:
         check_new_name(request.project, request.new, "--as")
 
 
-def _check_private(request: Request, job: Job) -> None:
-    """Refuse a choice from the stream itself without first hours, budget or account."""
-    if job.source.unbounded:
-        raise UsageError(
-            "table.format",
-            f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
-            "choose from recorded files with --proxy, or write C and bounds into the job",
-        )
-    if request.first is None or request.epsilon is None:
-        missing = "--first" if request.first is None else "--epsilon"
-        raise UsageError(missing, "is required to choose from the stream itself", "give it")
-    if job.ledger is None:
-        raise PolicyError(
-            "account",
-            "is required: tuning on the stream's own records is a release and is charged",
-            "make one with `dpstream account create`, which prints the line, or choose from other "
-            "data with --proxy",
-        )
-
-
-def _check_proxy(request: Request) -> None:
-    """Refuse options of a charge if nothing is charged."""
-    if request.how != ONCE:
-        raise UsageError(
-            "--proxy", "charges nothing, so --fresh and --as-of mean nothing with it", "omit them"
-        )
-    if request.epsilon is not None or request.delta is not None:
-        raise UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags")
+def _check_flags(request: Request, job: Job) -> None:
+    """Refuse a choice from the stream itself without first hours, budget or account; and options
+    of a charge if nothing is charged.
+    """
+    private, missing = request.proxy is None, "is required to choose from the stream itself"
+    refuse_first(
+        (
+            private and job.source.unbounded,
+            UsageError(
+                "table.format",
+                f"'{job.source.kind}' has no end, and the first hours of files alone can be asked",
+                "choose from recorded files with --proxy, or write C and bounds into the job",
+            ),
+        ),
+        (private and request.first is None, UsageError("--first", missing, "give it")),
+        (private and request.epsilon is None, UsageError("--epsilon", missing, "give it")),
+        (
+            private and job.ledger is None,
+            PolicyError(
+                "account",
+                "is required: tuning on the stream's own records is a release and is charged",
+                "make one with `dpstream account create`, which prints the line, or choose from "
+                "other data with --proxy",
+            ),
+        ),
+        (
+            not private and request.how != ONCE,
+            UsageError(
+                "--proxy",
+                "charges nothing, so --fresh and --as-of mean nothing with it",
+                "omit them",
+            ),
+        ),
+        (
+            not private and (request.epsilon is not None or request.delta is not None),
+            UsageError("--proxy", "draws no noise and charges nothing", "omit the budget flags"),
+        ),
+    )
 
 
 def _horizon(request: Request, plan: Plan) -> tuple[int, int]:

@@ -144,13 +144,10 @@ def _in_folder(job: Job, given: set[Content]) -> Iterator[Content]:
         return
     sizes, kind = {size for size, _ in given}, str(job.source.format)
     for path in (p for p in Path(job.source.path).rglob("*") if p.is_file()):
-        if path.stat().st_size in sizes or _is_packed(path):
+        with open(path, "rb", buffering=0) as raw:
+            packed = codec_of(raw.read(HEAD_BYTES), path.name) is not None
+        if packed or path.stat().st_size in sizes:
             yield content_of(str(path), kind)
-
-
-def _is_packed(path: Path) -> bool:
-    with open(path, "rb", buffering=0) as raw:
-        return codec_of(raw.read(HEAD_BYTES), path.name) is not None
 
 
 def content_of(path: str, kind: str) -> Content:
@@ -185,11 +182,8 @@ def read_off_runnable(tuning: CheckedRequest, nodes: list[Int64]) -> Figures:
         plan = with_bounds(tuning, bounds)
         return lambda contributions, per_key: noise_at_the_end(plan, contributions, per_key)
 
-    return _runnable(tuning, read_off(tuning.question, tuning.design, nodes, noise_with, bound))
-
-
-def _runnable(tuning: CheckedRequest, figures: Figures) -> Figures:
-    """Return the figures with the largest C, at most the tuned one, whose noise can be drawn."""
+    figures = read_off(tuning.question, tuning.design, nodes, noise_with, bound)
+    # The largest C, at most the tuned one, whose noise can be drawn.
     if figures.unanswered is not None or _allowed(tuning, figures, figures.contributions):
         return figures
     low, high = 1, figures.contributions  # low can be run: see ``ask``
@@ -432,12 +426,8 @@ def _figures_of(tuning: CheckedRequest, receipt: Receipt) -> Figures:
 def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
     """Write the job of a committed answer."""
     receipt = header_of(answer.receipt, Receipt)
-    figures = _figures_of(tuning, receipt)
-    table = ChoiceSection(
+    choice = ChoiceSection(
         how="private",
-        first=tuning.request.first,
-        rule=rule_text(tuning.question),
-        bounds=tuple(tuning.labels[name] for name, _, _ in figures.bounds),
         epsilon=receipt.epsilon,
         delta=receipt.delta,
         mu=receipt.mu,
@@ -445,9 +435,8 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
         question=receipt.plan_hash,
         as_of=tuning.request.as_of or None,
         receipt=answer.digest,
-        range=tuning.ranges,
     )
-    return _write(tuning, figures, table, receipt.run_id, answer.charged)
+    return _write(tuning, _figures_of(tuning, receipt), choice, answer.charged)
 
 
 def _proxy(tuning: CheckedRequest) -> Outcome:
@@ -470,25 +459,27 @@ def _proxy(tuning: CheckedRequest) -> Outcome:
         raise UsageError(
             "--proxy", "has no usable record in the time asked for", "check --proxy-start, --first"
         )
-    table = ChoiceSection(
-        how="proxy",
-        first=request.first,
-        rule=rule_text(tuning.question),
-        bounds=tuple(tuning.labels[name] for name, _, _ in figures.bounds),
-        range=tuning.ranges,
-    )
-    return _write(tuning, figures, table, None, False)
+    return _write(tuning, figures, ChoiceSection(how="proxy"), False)
 
 
 def _write(
-    tuning: CheckedRequest,
-    figures: Figures,
-    table: ChoiceSection,
-    run_id: str | None,
-    charged: bool,
+    tuning: CheckedRequest, figures: Figures, choice: ChoiceSection, charged: bool
 ) -> Outcome:
+    """Write the job with its figures.
+
+    Args:
+        choice: how they were chosen, and what was charged.
+    """
     request, bounds = tuning.request, bounds_of(tuning, figures.bounds)
-    named = figures.contributions, _labelled(tuning, figures.bounds)
+    labelled = _labelled(tuning, figures.bounds)
+    table = msgspec.structs.replace(
+        choice,
+        first=request.first,
+        rule=rule_text(tuning.question),
+        bounds=tuple(name for name, _, _ in labelled),
+        range=tuning.ranges,
+    )
+    named = figures.contributions, labelled
     text, section = render(request.project, request.job, request.new, *named, table)
     append_section(request.project, request.new, text, section, "--as")
     return Outcome(
@@ -501,7 +492,7 @@ def _write(
         sd=figures.sd,
         per_key=figures.per_key,
         notes=figures.notes,
-        run_id=run_id,
+        run_id=table.run_id,
         charged=charged,
-        insecure=run_id is not None and tuning.job.insecure,
+        insecure=table.run_id is not None and tuning.job.insecure,
     )

@@ -145,7 +145,7 @@ def test_a_store_and_its_ledger_are_two_databases(tmp_path: Path) -> None:
 
 def test_a_question(tmp_path: Path, url: str) -> None:
     """Paid once; sums of workers are handed over beside the catalog, and notes lie there."""
-    path = test_registration.shop(tmp_path)
+    path = test_registration.shop_files(tmp_path)
     accounts.write(path, path.read_text().replace("ledger.db", url))
     catalog = load_catalog(path)
     unit = catalog.unit

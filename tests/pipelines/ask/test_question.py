@@ -1,8 +1,8 @@
 """What every kind of question keeps (`kinds`): asked again, cut off, at the limit, at once, on
 neighbouring rows, on a runner, and where it fails.
 
-The sequence itself, with each of its steps killed, is in `test_sequence`; every command is broken
-at its file calls by `tests.faults.test_file_calls`, and restored accounts are held against noise by
+The sequence itself is killed at each of its steps.  Every command is broken at its file calls by
+`tests.faults.test_file_calls`, and restored accounts are held against noise by
 `tests.faults.test_one_noise`; released bytes of every kind are those of `tests.golden`.
 """
 
@@ -15,6 +15,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,12 +25,16 @@ import msgspec
 import pytest
 
 import dpstream
-from dpstream.accounting.errors import DpstreamError
+from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.dp_transforms.noise.inputs import InputDigest
+from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
-from dpstream.state.ledger.contract import AnswerLog
-from dpstream.state.ledger.events import Created, Received
-from dpstream.state.ledger.open import make
+from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.ask.sequence import ask, ask_uncharged, request_of
+from dpstream.state.ledger.contract import Answer, AnswerLog, Decision
+from dpstream.state.ledger.events import Charge, ChargeKind, Created, Received
+from dpstream.state.ledger.history import History
+from dpstream.state.ledger.open import make, open_path
 from tests import accounts
 from tests.faults.one_noise import Attempt, copied, recorded_noise, reused
 from tests.fixed import fixed_run_ids
@@ -43,13 +49,14 @@ from tests.pipelines.ask.kinds import (
     emptied,
     fix_of,
     left,
+    public_part,
     typed,
     within,
     world,
 )
-from tests.pipelines.ask.public_part import public_part
 from tests.runners.engines import need_flink
 from tests.runners.prism import binary
+from tests.state.ledger.conformance import Killed, charge
 
 
 @pytest.fixture(params=KINDS)
@@ -341,3 +348,167 @@ def test_no_private_value_is_shown_where_a_question_fails(
             if not path.as_posix().startswith(kind.private) and path.suffix != ".log":
                 texts += path.as_posix(), path.read_text(errors="replace") if path.is_file() else ""
     assert [text for text in (*texts, caplog.text) if CANARY in text] == []
+
+
+RING = KeyRing(bytes(range(32)))
+
+
+class Counting:
+    """A question that notes what is called, and looks at the account while it draws."""
+
+    kind: ChargeKind = "sql"
+
+    def __init__(self, path: Path, name: str = "q", epsilon: float = 1.0) -> None:
+        self.path, self.name, self.epsilon = path, name, epsilon
+        self.steps, self.rows, self.dies = list[str](), "rows", ""
+        self.wait: threading.Barrier | None = None
+        self.moved = False
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        return [self.name.encode()]
+
+    def _step(self, step: str) -> None:
+        self.steps.append(step)
+        if self.dies == step:
+            raise Killed
+
+    def check(self, ring: KeyRing) -> None:
+        self._step("check")
+
+    def decide(self, run_id: str, account: History) -> Decision:
+        self._step("decide")
+        made = charge(int(run_id, 16), self.epsilon)
+        return Decision(made)
+
+    def stamp(self) -> object:
+        return ("stamp", self.moved)
+
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
+        with contextlib.closing(open_path(self.path)) as other:
+            assert other.history().find(charge.run_id) is not None, "drawn before it is charged"
+        self._step("draw")
+        if self.wait is not None:
+            self.wait.wait(30)
+        return f"{self.rows} {charge.run_id}".encode()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    accounts.create(tmp_path / "ledger.db", "d")
+    return tmp_path / "ledger.db"
+
+
+def answer_of(question: Counting, how: Asking | None = None) -> Answer:
+    with contextlib.closing(open_path(question.path)) as ledger:
+        return ask(question, ledger, RING, how or Asking())
+
+
+def charges(path: Path) -> list[Charge]:
+    with contextlib.closing(open_path(path)) as ledger:
+        return ledger.entries()
+
+
+def test_the_steps_in_their_order_and_once(path: Path) -> None:
+    question = Counting(path)
+    first = answer_of(question)
+    assert first.charged and question.steps == ["check", "decide", "draw"]
+    question.rows = "other rows"
+    assert answer_of(question) == first._replace(charged=False)
+    assert question.steps == ["check", "decide", "draw"] and len(charges(path)) == 1
+    fresh = answer_of(question, Asking(fresh=True))
+    assert fresh.charged and fresh.receipt.startswith(b"other rows") and len(charges(path)) == 2
+    assert answer_of(question).receipt == fresh.receipt
+
+
+def test_a_label_is_another_question(path: Path) -> None:
+    question = Counting(path)
+    answers = [answer_of(question, Asking(as_of=label)) for label in ("", "May", "June", "May")]
+    assert [answer.charged for answer in answers] == [True, True, True, False]
+    assert answers[3].receipt == answers[1].receipt
+    for label in ("a\nb", "x" * 401):
+        with pytest.raises(UsageError) as caught:
+            answer_of(question, Asking(as_of=label))
+        assert caught.value.field == "as_of"
+
+
+@pytest.mark.parametrize("step", ["check", "decide", "draw"])
+def test_killed_at_a_step(path: Path, step: str) -> None:
+    question = Counting(path)
+    question.dies = step
+    with pytest.raises(Killed):
+        answer_of(question)
+    before = [made.run_id for made in charges(path)]
+    assert len(before) == (step == "draw")
+    question.dies, question.rows = "", "other rows"
+    answer = answer_of(question)
+    assert answer.receipt.startswith(b"other rows") and answer.charged == (step != "draw")
+    assert [made.run_id for made in charges(path)] == (before or [answer.run_id])
+
+
+def test_fresh_continues_each_step(path: Path) -> None:
+    question = Counting(path)
+    question.dies = "draw"
+    with pytest.raises(Killed):
+        answer_of(question)
+    question.dies = ""
+    assert not answer_of(question, Asking(fresh=True)).charged and len(charges(path)) == 1
+
+
+def test_an_input_that_changes_while_it_is_read(path: Path) -> None:
+    question, real = Counting(path), Counting.draw
+
+    def moving(charge: Charge, ring: KeyRing) -> bytes:
+        question.moved = not question.moved
+        return real(question, charge, ring)
+
+    question.draw = moving  # type: ignore[method-assign]
+    with pytest.raises(PolicyError) as caught:
+        answer_of(question)
+    assert caught.value.field == "input" and len(charges(path)) == 1
+    question.draw = lambda *of: real(question, *of)  # type: ignore[method-assign]
+    assert not answer_of(question).charged and len(charges(path)) == 1
+
+
+def test_beyond_the_limit_nothing_is_drawn(path: Path) -> None:
+    question = Counting(path, epsilon=accounts.LIMIT[0] + 1)
+    with pytest.raises(PolicyError) as caught:
+        answer_of(question)
+    assert caught.value.field == "account.limit"
+    assert question.steps == ["check", "decide"] and charges(path) == []
+
+
+def test_two_at_once_see_the_one_receipt(path: Path) -> None:
+    wait, seen = threading.Barrier(2), list[Answer]()
+
+    def asker(rows: str) -> None:
+        question = Counting(path)
+        question.rows, question.wait = rows, wait
+        seen.append(answer_of(question))
+
+    threads = [threading.Thread(target=asker, args=(rows,)) for rows in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({(answer.receipt, answer.digest) for answer in seen}) == 1
+    assert sum(answer.charged for answer in seen) == 1 and len(charges(path)) == 1
+
+
+def test_a_request_is_of_the_question_and_the_secret(path: Path) -> None:
+    one = request_of("sql", [b"a", b"b"], RING)
+    others = [
+        request_of("table", [b"a", b"b"], RING), request_of("sql", [b"ab"], RING),
+        request_of("sql", [b"a", b"b"], RING, "May"),
+        request_of("sql", [b"a", b"b"], KeyRing(bytes(32))),
+    ]  # fmt: skip
+    assert len({one, *others}) == 5
+
+
+def test_without_an_account_every_answer_has_a_run_of_its_own(path: Path) -> None:
+    question = Counting(path)
+    question.draw = lambda charge, ring: f"{charge.run_id} {ring.fingerprint}".encode()  # type: ignore[method-assign]
+    one, other = (ask_uncharged(question).split() for _ in range(2))
+    assert one[0] != other[0] and one[1] != other[1]
+    fields = ask_uncharged(question, RING).split()
+    assert fields[1] == RING.fingerprint.encode()

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from dpstream.pipelines.cli.main import cli
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp
-from tests.pipelines.tables.test_registration import people, shop
+from tests.pipelines.tables.test_registration import people, shop_files
 
 _TEXT = dp(f"page, {COUNTED} AS n") + " ORDER BY page"
 
@@ -194,7 +194,7 @@ def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
 
 
 def test_declared_keys_are_checked_by_a_command(tmp_path: Path) -> None:
-    path = shop(tmp_path)
+    path = shop_files(tmp_path)
     query = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item")
     refused = _run(path, query)
     assert refused.exit_code == 3 and "dpstream sql --check" in refused.stderr

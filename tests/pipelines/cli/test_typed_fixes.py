@@ -17,7 +17,7 @@ from tests.pipelines.cli.mistakes import PROJECT, Hour, with_account
 from tests.pipelines.cli.test_init import ROLES, ROWS
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
-from tests.pipelines.tables.test_registration import shop
+from tests.pipelines.tables.test_registration import shop_files
 from tests.pipelines.tabulation.office import office, project
 
 PAGES = json.dumps(
@@ -294,7 +294,7 @@ def test_a_release_that_the_sink_lost(hour: Hour) -> None:
 
 def test_a_key_that_was_not_checked(tmp_path: Path) -> None:
     project, form = (
-        ("--project", str(shop(tmp_path))),
+        ("--project", str(shop_files(tmp_path))),
         "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n",
     )
     asking = ("sql", *project, dp(f"item, {form}", "FROM orders GROUP BY item"))

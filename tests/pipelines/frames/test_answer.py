@@ -1,11 +1,16 @@
 """Charged before it is counted, committed before it is seen, paid once.
 
-The answer's table is everybody's, and its words say what is promised.
+The answer's table is everybody's, and its words say what is promised.  An account stores the family
+of noise that was chosen.  Keys without figures are those of a slow selection, and few alone.
 """
 
+import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -13,13 +18,18 @@ import pytest
 
 import dpstream
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.query import calibration, thresholds
+from dpstream.accounting.query.calibration import allocate_query
+from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.frames import answer as module
 from dpstream.pipelines.jobs.secret import new_secret
+from dpstream.pipelines.sql.dbapi import connect
 from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits, with_secret
+from tests.pipelines.sql.asking import answer_to, charges, data_set, dp, without_noise
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
 TABLE = visits()
@@ -216,3 +226,215 @@ def test_receipts_hold_no_row_and_metadata_say_what_holds(tmp_path: Path) -> Non
     assert float(metadata[b"dpstream.epsilon"]) == answer.epsilon == 1.0
     written = b"".join(path.read_bytes() for path in tmp_path.glob("ledger*"))
     assert b"alice" not in written
+
+
+ONE: dict[str, Any] = {
+    "unit": "user", "key": "page", "public_keys": ["p0", "p1"], "max_keys": 1, "epsilon": 1.0,
+}  # fmt: skip
+
+
+def sds(plan: Any) -> dict[str, tuple[Any, int | None]]:
+    """sd of the first part, and how many such questions the limit allows, by family."""
+    return {
+        row["mechanism"]: (row["columns"][0]["parts"][0]["sd"], row["questions"])
+        for row in plan.families
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "gaussian", "geometric"),
+    [({}, 5.503, 1.357), ({"max_keys": 8}, 15.55, 11.31), ({"epsilon": 6.0}, 1.066, 0.0706)],
+    ids=["one key", "eight keys", "epsilon 6"],
+)
+def test_without_an_account_the_answer_alone_is_compared(
+    given: dict[str, Any], gaussian: float, geometric: float
+) -> None:
+    plan = dpstream.plan("histogram", TABLE, **ONE | given)
+    assert sds(plan)["gaussian"] == (pytest.approx(gaussian, rel=1e-3), None)
+    assert sds(plan)["geometric"] == (pytest.approx(geometric, rel=1e-3), None)
+    assert plan.cost is not None and plan.cost["mu"] is None and plan.cost["delta"] == 0
+    answer = dpstream.histogram(TABLE, **ONE | given)
+    assert answer.table["units_sd"][0].as_py() == pytest.approx(geometric, rel=1e-3)
+    assert answer.table.schema.metadata[b"dpstream.mechanism"] == b"geometric"
+    assert answer.header.mu is None and answer.delta == 0
+
+
+def test_a_family_that_is_asked_for_is_taken() -> None:
+    for mechanism, sd in (("gaussian", 5.503), ("geometric", 1.357)):
+        answer = dpstream.histogram(TABLE, **ONE, mechanism=mechanism)  # type: ignore[arg-type]
+        assert answer.table["units_sd"][0].as_py() == pytest.approx(sd, rel=1e-3)
+    selected = dpstream.count(TABLE, unit="user", key="page", epsilon=4.0, mechanism="geometric")
+    assert selected.header.mu is None and selected.delta == 1e-9 and len(selected) > 3
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"mechanism": "laplace"}, "mechanism"), ({"mechanism": None}, "mechanism"),
+     ({"optimise": "both"}, "optimise"), ({"optimise": "limit"}, "optimise"),
+     ({"mechanism": "gaussian", "delta": 0}, "mechanism")],
+)  # fmt: skip
+def test_refused(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(UsageError) as error:
+        dpstream.histogram(TABLE, **ONE | given)
+    assert error.value.field == field
+    refusal = dpstream.plan("histogram", TABLE, **ONE | given).refusal
+    assert refusal is not None and refusal.as_dict() == error.value.as_dict()
+
+
+def test_with_an_account_the_limit_is_shared(tmp_path: Path) -> None:
+    paid = account(tmp_path, epsilon=8.0)
+    plan = dpstream.plan("histogram", TABLE, **ONE, **paid)
+    assert {name: row[1] for name, row in sds(plan).items()} == {"gaussian": 76, "geometric": 8}
+    assert plan.cost is not None and plan.cost["mu"] is not None
+    assert "76 such questions" in repr(plan) and "8 such questions" in repr(plan)
+    answer = dpstream.histogram(TABLE, **ONE, **paid)
+    assert answer.header.mu == plan.cost["mu"]
+    after = dpstream.plan("histogram", TABLE, **ONE | {"epsilon": 1.5}, **paid)
+    assert sds(dpstream.plan("histogram", TABLE, **ONE, **paid, fresh=True))["gaussian"][1] == 75
+    assert after.accepted
+    # Another way to choose is another question.
+    alone = dpstream.histogram(TABLE, **ONE, **paid, optimise="answer")
+    assert alone.charged and alone.header.mu is None
+    assert alone.table["units_sd"][0].as_py() == pytest.approx(1.357, rel=1e-3)
+
+
+def test_the_charge_fixes_the_family(tmp_path: Path) -> None:
+    """What was cut off goes on with the noise that was charged, whatever a new one would take."""
+    paid, large = account(tmp_path, epsilon=8.0), ONE | {"epsilon": 7.9, "max_keys": 8}
+    with cut_off(module, "_drawn", 1, False), pytest.raises(CutOff):
+        dpstream.histogram(TABLE, **large, **paid)
+    account(tmp_path, epsilon=100.0)  # of which a question takes a small share
+    for label, mechanism in (("later", "gaussian"), ("", "geometric")):
+        plan = dpstream.plan("histogram", TABLE, **large, **paid, as_of=label)
+        assert [row["mechanism"] for row in plan.families if row["taken"]] == [mechanism]
+        assert plan.cost is not None and (plan.cost["mu"] is None) is (mechanism == "geometric")
+        assert plan.accepted and (plan.charge is None) is (label == "")
+    answer = dpstream.histogram(TABLE, **large, **paid)
+    assert not answer.charged and answer.header.mu is None
+    assert answer.table["units_sd"][0].as_py() == pytest.approx(1.3755, rel=1e-3)
+
+
+OF_KEYS: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0, "max_keys": 3}
+
+
+def selected(rows: list[tuple[int, str]], epsilon: float = 1.0, delta: float = 1e-9) -> list[str]:
+    """Keys of units of at most three, by the mathematics of the selection and without noise."""
+    budget = allocate_query(QueryPlan(epsilon, delta, 3, None, "gaussian", True))
+    assert budget.selection is not None
+    keys_of, weight = defaultdict[int, set[str]](set), defaultdict[str, float](float)
+    for unit, key in rows:
+        keys_of[unit].add(key)
+    for keys in keys_of.values():
+        assert len(keys) <= 3
+        for key in keys:
+            weight[key] += 1 / math.sqrt(len(keys))
+    tau = budget.selection.tau / budget.selection.most
+    assert all(abs(w - tau) > 0.01 for w in weight.values())  # no tie that rounding decides
+    return sorted(key for key, total in weight.items() if total > tau)
+
+
+def table_of_three() -> pa.Table:
+    """Units of one to three keys; some keys have few units."""
+    draw = np.random.default_rng(9)
+    pages = [f"p{key}" for key in range(40)]
+    rows = [
+        (unit, pages[int(draw.exponential(5)) % 40])
+        for unit in range(700)
+        for _ in range(1 + unit % 3)
+    ]
+    return pa.table({"user": [unit for unit, _ in rows], "page": [page for _, page in rows]})
+
+
+def test_keys_are_those_of_the_selection_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of_three()
+    rows = list(zip(table["user"].to_pylist(), table["page"].to_pylist(), strict=True))
+    without_noise(monkeypatch)
+    answer = dpstream.keys(table, **OF_KEYS)
+    assert answer.table.column_names == ["page"] and "interval" not in answer.guarantee
+    assert 3 < len(answer) < 40
+    assert answer.table["page"].to_pylist() == selected(rows)
+    data_set(tmp_path, table.rename_columns(["uid", "page"]))
+    options = "epsilon = 1, delta = 1e-9, max_groups_contributed = 3"
+    grouped = answer_to(tmp_path, dp("page", options=options))
+    assert grouped.table["page"].to_pylist() == selected(rows) and grouped.intervals == {}
+    distinct = answer_to(tmp_path, dp("DISTINCT page", "FROM visits", options))
+    assert not distinct.charged and distinct.receipt == grouped.receipt
+    [charge] = charges(tmp_path)
+    assert (charge.kind, charge.epsilon, charge.delta) == ("keys", 1.0, 1e-9)
+    few = answer_to(
+        tmp_path, dp("page", "FROM visits GROUP BY page ORDER BY page DESC LIMIT 2", options)
+    )
+    assert few.table["page"].to_pylist() == selected(rows)[:-3:-1]
+
+
+@pytest.mark.parametrize(("part", "holds"), [(1.0, True), (0.8, False)], ids=["tau", "lower tau"])
+def test_keys_of_one_unit_are_shown_as_rarely_as_delta_says(
+    monkeypatch: pytest.MonkeyPatch, part: float, holds: bool
+) -> None:
+    """One unit in each of many keys; with a threshold that is a fifth lower this test fails."""
+    real = thresholds.gaussian_selection
+
+    def lower(*of: Any) -> Any:
+        made = real(*of)
+        return msgspec.structs.replace(made, threshold=round(part * made.threshold))
+
+    monkeypatch.setattr(calibration, "gaussian_selection", lower)
+    size, delta = 60_000, 0.005
+    table = pa.table({"user": np.arange(size), "page": np.arange(size)})
+    released_keys = len(dpstream.keys(table, **OF_KEYS | {"max_keys": 1, "delta": delta},
+                              mechanism="gaussian"))  # fmt: skip
+    expected = calibration.THETA * delta * size
+    assert (abs(released_keys - expected) < 5 * math.sqrt(expected)) is holds
+
+
+def test_a_plan_of_keys_and_their_account(tmp_path: Path) -> None:
+    table, paid = visits(), account(tmp_path)
+    plan = dpstream.plan("keys", table, **OF_KEYS, **paid)
+    assert plan.accepted and plan.charge == (1.0, 1e-9) and plan.columns == []
+    [threshold] = plan.thresholds
+    of_figures = dpstream.plan("histogram", table, **OF_KEYS).thresholds[0]
+    assert threshold["tau"] < of_figures["tau"]
+    chosen = dpstream.plan("keys", table, **OF_KEYS | {"max_keys": None}).thresholds
+    assert [one["groups"] for one in chosen] == [1, 256]
+    assert accounts.charges(tmp_path / "ledger.db") == []
+    first = dpstream.keys(table, **OF_KEYS, **paid)
+    assert first.charged and len(first) > 3
+    assert dpstream.plan("keys", table, **OF_KEYS, **paid).answered
+    again = dpstream.keys(table.slice(0, 0), **OF_KEYS, **paid)
+    assert not again.charged and again.table.equals(first.table)
+    [charge] = accounts.charges(tmp_path / "ledger.db")
+    assert charge.kind == "keys" and charge.epsilon == 1.0
+
+
+def test_explain_says_the_threshold_of_keys(tmp_path: Path) -> None:
+    path = data_set(tmp_path)
+    with connect(path) as connection:
+        plan = connection.cursor().execute("EXPLAIN " + dp("page")).fetchall()
+    assert any("group_0" in line for (line,) in plan) and charges(tmp_path) == []
+
+
+def test_what_is_no_question_of_keys_is_refused(tmp_path: Path) -> None:
+    for more in ({"key": None}, {"delta": 0.0}, {"epsilon": 0.0}, {"key": "user"}):
+        with pytest.raises((UsageError, PolicyError)):
+            dpstream.keys(visits(), **OF_KEYS | more)
+    data_set(tmp_path)
+    refused = {
+        "contribution_norm": dp("page", options="epsilon = 1, delta = 1e-9, contribution_norm = 4"),
+        "max_groups": dp("page", options="epsilon = 1, delta = 1e-9"),
+        "distinct and GROUP BY": dp("DISTINCT page"),
+        "a constant": dp("1 AS one", "FROM visits"),
+        "distinct expressions": dp("DISTINCT UPPER(page)", "FROM visits"),
+        "the unit": dp("uid", "FROM visits GROUP BY uid"),
+        "public groups": dp(
+            "p.page", "FROM visits AS v RIGHT JOIN (SELECT DISTINCT page FROM pages) AS p "
+            "ON v.page = p.page GROUP BY p.page",
+            "epsilon = 1, delta = 1e-9, max_groups_contributed = 3, "
+            "group_selection_strategy = PUBLIC_GROUPS",
+        ),
+    }  # fmt: skip
+    for text in refused.values():
+        with pytest.raises((UsageError, PolicyError)):
+            answer_to(tmp_path, text)
+    assert charges(tmp_path) == []

@@ -27,7 +27,7 @@ from dpstream.state.retention_store import BEGIN, RESTORE
 from tests import accounts
 from tests.audit.replays import Place, new_place
 from tests.pipelines.cli.called import call
-from tests.pipelines.frames.rows import a_job
+from tests.pipelines.frames.visits import a_job
 from tests.pipelines.sql import asking
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 

@@ -32,7 +32,7 @@ from tests.pipelines.sql.asking import (
     visits,
     without_noise,
 )
-from tests.pipelines.tables.test_registration import people, shop
+from tests.pipelines.tables.test_registration import people, shop_files
 
 #: So that the catalog needs no file for its columns.
 _UNTYPED = 'path = "visits.parquet"\nunit_column = "uid"\n'
@@ -152,7 +152,7 @@ def test_fresh_and_as_of_are_new_charges_and_changed_rows_none(tmp_path: Path) -
 @pytest.mark.parametrize("runner", [None, Runner("DirectRunner")], ids=["here", "workers"])
 def test_a_repeated_statement_looks_at_no_file(tmp_path: Path, runner: Runner | None) -> None:
     """Not even at whether a table's file, or a note about its keys, is there."""
-    path = shop(tmp_path)
+    path = shop_files(tmp_path)
     path.write_text(path.read_text().replace(_UNTYPED, _TYPED))
     register(load_catalog(path))
     texts = [
@@ -220,7 +220,7 @@ def test_a_cut_off_statement_continues_on_other_rows_with_other_noise(
 def test_a_key_that_changes_after_it_was_checked_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop(tmp_path)
+    shop_files(tmp_path)
     catalog = load_catalog(tmp_path)
     register(catalog)
     text, begin = dp(f"item, {COUNTED} AS n", "FROM orders GROUP BY item"), AnswerLog.begin

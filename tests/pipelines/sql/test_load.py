@@ -12,7 +12,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.sections import Via
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
-from dpstream.pipelines.tables.columns import sql_type
+from dpstream.pipelines.tables.catalog import sql_type
 from dpstream.pipelines.tables.registration import check_keys
 from tests import projects
 from tests.pipelines.sql.shop import SHOP, shop

@@ -38,8 +38,7 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from tests.lanes import few_first
 from tests.pipelines.sql.asking import COUNTED, data_set, dp, visits
-from tests.pipelines.sql.rows import Rows, answers, database, stage_text, ugly_rows
-from tests.pipelines.sql.shop import shop
+from tests.pipelines.sql.shop import Rows, answers, database, shop, stage_text, ugly_rows
 from tests.structs import changed, leaves
 
 

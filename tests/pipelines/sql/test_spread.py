@@ -15,7 +15,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
-from dpstream.pipelines.sql import flow, spread, work
+from dpstream.pipelines.sql import flow, stage, work
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
@@ -64,7 +64,7 @@ TOTAL = dp("COUNT(*) AS n", "FROM visits", "epsilon = 60, delta = 1e-9")
 TEXTS = {"every": EVERY, "joined": JOINED, "listed": LISTED, "total": TOTAL}
 
 
-def shop(folder: Path, epsilon: float = 1e6) -> Path:
+def company(folder: Path, epsilon: float = 1e6) -> Path:
     """Tables of two files or more, and units that come by two keys."""
     folder.mkdir(exist_ok=True)
     path = data_set(folder, epsilon=epsilon)
@@ -95,7 +95,7 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(secrets, "token_hex", lambda size: "5a" * size)
     monkeypatch.setattr(receipt, "datetime", Clock)
-    monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)  # a Parquet file has several pieces
+    monkeypatch.setattr(stage, "PIECE_ROWS", 500)  # a Parquet file has several pieces
 
 
 def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
@@ -109,7 +109,7 @@ def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
 @pytest.mark.parametrize(("name", "shards"), [("every", 4), ("joined", 4), ("listed", 1),
                                               ("total", 16)])  # fmt: skip
 def test_a_runner_gives_the_same_bytes(name: str, shards: int, tmp_path: Path) -> None:
-    path = shop(tmp_path)
+    path = company(tmp_path)
     local = answered(path, TEXTS[name], shards=1)
     assert local.table.num_rows >= (1 if name == "total" else 3)
     spread_out = answered(path, TEXTS[name], shards=shards, runner=DIRECT)
@@ -129,7 +129,7 @@ def test_every_runner_gives_the_same_bytes(
 ) -> None:
     if runner == "FlinkRunner":
         need_flink()
-    path = shop(tmp_path)
+    path = company(tmp_path)
     local = answered(path, TEXTS[name])
     answer = answered(path, TEXTS[name], shards=shards, runner=Runner(runner, parallelism=2))
     assert answer.receipt == local.receipt
@@ -140,7 +140,7 @@ def test_rows_that_miss_their_unit_s_shard_are_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shuffle by whole rows instead of units: a unit would count once on every shard."""
-    path = shop(tmp_path)
+    path = company(tmp_path)
     local = answered(path, EVERY, shards=1)
 
     class Own(flow.Own):
@@ -155,8 +155,8 @@ def test_rows_that_miss_their_unit_s_shard_are_caught(
 
 
 def test_pieces_are_all_rows_once(tmp_path: Path) -> None:
-    table = load_catalog(shop(tmp_path)).tables["visits"]
-    pieces = list(spread._pieces(table))
+    table = load_catalog(company(tmp_path)).tables["visits"]
+    pieces = list(stage.pieces_of(table))
     assert [(Path(p.path).name, p.first, p.rows) for p in pieces] == [
         ("visits-a.parquet", 0, 600), ("visits-a.parquet", 600, 600),
         ("visits-a.parquet", 1_200, 600), ("visits-a.parquet", 1_800, 600),
@@ -173,20 +173,20 @@ def test_pieces_are_all_rows_once(tmp_path: Path) -> None:
 def test_groups_without_rows_are_no_pieces(
     groups: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spread, "ROWS_AT_ONCE", 500)
-    table = load_catalog(shop(tmp_path)).tables["visits"]
+    monkeypatch.setattr(stage, "PIECE_ROWS", 500)
+    table = load_catalog(company(tmp_path)).tables["visits"]
     path = tmp_path / "visits-a.parquet"
     with pq.ParquetWriter(path, visits().schema) as file:
         for rows in groups:
             file.write_table(visits().slice(0, rows))
-    pieces = [piece for piece in spread._pieces(table) if piece.path == str(path)]
+    pieces = [piece for piece in stage.pieces_of(table) if piece.path == str(path)]
     assert sum(piece.rows for piece in pieces) == sum(groups)
     assert all(piece.rows for piece in pieces) or len(pieces) == 1
 
 
 def test_columns_may_be_called_as_those_on_the_way(tmp_path: Path) -> None:
     """A file with numbers of its own for rows is read as a whole."""
-    path, names = shop(tmp_path), ["file_row_number", "_id", "_shard", "filename"]
+    path, names = company(tmp_path), ["file_row_number", "_id", "_shard", "filename"]
     for file in tmp_path.glob("visits-*.parquet"):
         table = pq.read_table(file)
         for name in names:
@@ -196,13 +196,13 @@ def test_columns_may_be_called_as_those_on_the_way(tmp_path: Path) -> None:
     text = dp(sums, "FROM visits", "epsilon = 60, delta = 1e-9")
     answer = answered(path, text, shards=3, runner=DIRECT)
     assert answer.receipt == answered(path, text).receipt
-    assert len(list(spread._pieces(load_catalog(path).tables["visits"]))) == 2
+    assert len(list(stage.pieces_of(load_catalog(path).tables["visits"]))) == 2
 
 
 def test_what_workers_hand_over_is_private_and_without_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, seen = shop(tmp_path), []
+    path, seen = company(tmp_path), []
     read = work.read_sums
 
     def look(folder: Path, *more: Any) -> Any:
@@ -215,7 +215,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
             assert names == {"sum_0", "units", "weighted", "group_0"}
         return read(folder, *more)
 
-    monkeypatch.setattr(spread, "read_sums", look)
+    monkeypatch.setattr(stage, "read_sums", look)
     text = dp("page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n", options=_OPTIONS)
     answered(path, text, shards=3, runner=DIRECT)
     assert seen == [(0o700, {0o600}, [f"shard-000{i}.arrow" for i in range(3)])]
@@ -223,7 +223,7 @@ def test_what_workers_hand_over_is_private_and_without_units(
 
 
 def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
-    path = shop(tmp_path)
+    path = company(tmp_path)
     catalog = load_catalog(path)
     for runner in (
         Runner("NoRunner"), Runner("DataflowRunner"), Runner("DirectRunner", ("--no_such_flag=1",))
@@ -238,16 +238,16 @@ def test_nothing_is_charged_for_a_runner_that_cannot(tmp_path: Path) -> None:
     text = path.read_text().replace('path = "people.csv"', 'uri = "sqlite:///people.db"')
     accounts.write(path, text)
     with pytest.raises(UsageError, match="database"):
-        spread.Spread(DIRECT, question_of(JOINED, load_catalog(path)), load_catalog(path))
+        stage.Spread(DIRECT, question_of(JOINED, load_catalog(path)), load_catalog(path))
     assert charges(tmp_path) == []
 
 
 def test_a_file_that_comes_after_the_pieces_were_listed_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catalog, real = load_catalog(shop(tmp_path)), spread.Spread
+    catalog, real = load_catalog(company(tmp_path)), stage.Spread
 
-    def late(*of: Any) -> spread.Spread:
+    def late(*of: Any) -> stage.Spread:
         made = real(*of)
         pq.write_table(visits(), tmp_path / "visits-late.parquet")
         return made
@@ -268,7 +268,7 @@ def test_a_worker_that_fails_is_a_coded_error_and_the_run_goes_on(
 ) -> None:
     if runner.name == "FlinkRunner":
         need_flink()
-    path, real = shop(tmp_path), work.write_sums
+    path, real = company(tmp_path), work.write_sums
 
     def fails(*_: Any) -> None:
         raise ValueError("user 77 on p3")
@@ -306,7 +306,7 @@ def test_a_remote_worker_s_error_keeps_its_words(
         return None
 
     monkeypatch.setattr(flow, "build", elsewhere)
-    path = shop(tmp_path)
+    path = company(tmp_path)
     if isinstance(error, MemoryLimitError):  # fewer units at once
         answer = ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)
         assert shards == [1, 4, 4] and answer.table.num_rows == 1  # bounds, then sums
@@ -324,7 +324,7 @@ def _raise(error: Exception) -> None:
 def test_sums_that_do_not_come_and_shards_that_are_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, tried = shop(tmp_path), work.write_sums, list[str]()
+    path, real, tried = company(tmp_path), work.write_sums, list[str]()
     monkeypatch.setattr(flow, "write_sums", lambda *_: None)  # elsewhere than the launcher looks
     with pytest.raises(RunError, match="handed over"):
         ask(load_catalog(path), TOTAL, shards=1, runner=DIRECT)

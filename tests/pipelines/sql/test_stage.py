@@ -1,19 +1,44 @@
-"""Shards of units and formats of files decide nothing.
+"""From rows of stage 1 to the answer: partials, sums through files, the pipeline of a runner.
 
-What is done with released columns.
+Sums go through a file as they are, and meet others' by the value of their group.
 """
 
+import pickle
 import secrets
+import stat
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import RunError
+from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.dp_transforms.one_shot import Bounded, Totals
+from dpstream.dp_transforms.one_shot.partials import Groups
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards
+from dpstream.pipelines.sql import flow
+from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of
+from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.sql.query_plan import question_of
+from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards, Spread
+from dpstream.pipelines.sql.work import (
+    Work,
+    place_of,
+    read_counts,
+    read_sums,
+    write_counts,
+    write_sums,
+)
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
 from tests.pipelines.sql.asking import ALL, COUNTED, KEY, OPTIONS, answer_to, data_set, dp
+from tests.pipelines.sql.shop import database, of_units, shop, ugly_rows
+from tests.pipelines.sql.test_spread import DIRECT, JOINED, company
+from tests.pipelines.test_coders import UNPICKLED, parts_of
 
 
 def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
@@ -150,3 +175,192 @@ def test_an_outer_query_that_groups_is_ordered(tmp_path: Path) -> None:
     assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
     assert {row["title"] for row in rows} == {"Title 0", "Title 1", "Title 2"}
     assert [len(rows) for rows in tables.values()] == [3, 3, 3]
+
+
+_TEXT = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+    "max_groups_contributed = 4) page, COUNT(*) AS n, "
+    "MEDIAN(seconds, contribution_bounds_per_row => (0, 9)) AS m FROM visits "
+    "WHERE page <> ' GROUP BY \"unit\"' GROUP BY page"
+)
+
+
+def test_turns_of_units_are_all_rows_once() -> None:
+    question = question_of(_TEXT, shop())
+    work = Work.of(question.per_column, shop(), question.plan, (b"run", b"question"), wide=True)
+    connection = database(shop(), ugly_rows(3))
+    all_rows = connection.sql(work.stage_one()).fetchall()
+    turns = [connection.sql(work.stage_one(3, i)).fetchall() for i in range(3)]
+    assert sorted(map(str, all_rows)) == sorted(str(row) for rows in turns for row in rows)
+    units = [{row[0] for row in rows} for rows in turns]
+    assert len(all_rows) > 10 and all(units) and sum(map(len, units)) == len(set.union(*units))
+    subset_rows = database(shop(), of_units(ugly_rows(3), {1, 2})).sql(work.stage_one()).fetchall()
+    assert sorted(map(str, subset_rows)) == sorted(str(row) for row in all_rows if row[0] in (1, 2))
+
+
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.fixture
+def ring() -> KeyRing:
+    return KeyRing(bytearray.fromhex(KEY))
+
+
+def groups(ring: KeyRing, *names: str | None) -> Groups:
+    page_groups = Groups(["page"], ["string"], ring.key)
+    if names:
+        page_groups.codes([pa.chunked_array([pa.array(names, pa.string())])])
+    return page_groups
+
+
+def sums(*units: int) -> Totals:
+    unit_counts = np.array(units, np.int64)
+    return Totals(unit_counts, 7 * unit_counts, {0: -unit_counts, 3: unit_counts << 40})
+
+
+def rows(group: int, value: int) -> Bounded:
+    one = np.array([0]), np.array([value]), np.array([5])
+    return Bounded(NONE, np.array([group]), NONE, {}, {"m": one})
+
+
+def test_shards_meet_by_group(tmp_path: Path, ring: KeyRing) -> None:
+    write_sums(place_of(tmp_path, 0), groups(ring, "b", None), sums(3, 4), rows(1, 9))
+    write_sums(place_of(tmp_path, 1), groups(ring, None, "a", "b"), sums(10, 20, 30), rows(2, 8))
+    write_sums(place_of(tmp_path, 2), groups(ring), sums(), rows(0, 0)._replace(
+        rows={"m": (NONE, NONE, NONE)}))  # fmt: skip
+    assert stat.S_IMODE(place_of(tmp_path, 0).stat().st_mode) == 0o600
+    page_groups = groups(ring)
+    shards = list(read_sums(tmp_path, 3, page_groups, ["m"]))
+    total = shards[0][0].plus(shards[1][0]).plus(shards[2][0])
+    assert page_groups.values is not None and page_groups.values["page"].to_pylist() == [
+        "b",
+        None,
+        "a",
+    ]
+    assert total.units.tolist() == [33, 14, 20] and total.weighted.tolist() == [231, 98, 140]
+    assert total.sums[0].tolist() == [-33, -14, -20] and total.sums[3][0] == 33 << 40
+    at, value, weight = shards[1][1].rows["m"]
+    assert shards[1][1].group[at].tolist() == [0] and (value[0], weight[0]) == (8, 5)
+
+
+def test_without_groups_there_is_one(tmp_path: Path, ring: KeyRing) -> None:
+    none = Groups([], [], ring.key)
+    write_sums(place_of(tmp_path, 0), none, sums(3), rows(0, 1)._replace(rows={}))
+    [(total, _)] = read_sums(tmp_path, 1, none, [])
+    assert total.units.tolist() == [3]
+
+
+def test_histograms_add_up(tmp_path: Path) -> None:
+    for shard in range(3):
+        write_counts(place_of(tmp_path, shard), {"a": np.arange(4) * shard, "b": np.ones(2, int)})
+    histograms = read_counts(tmp_path, 3, ["a", "b"])
+    assert histograms["a"].tolist() == [0, 3, 6, 9] and histograms["b"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("what", ["missing", "cut", "empty"])
+def test_what_is_not_there_is_an_error(what: str, tmp_path: Path, ring: KeyRing) -> None:
+    path = place_of(tmp_path, 0)
+    write_sums(path, groups(ring, "b"), sums(3), rows(0, 9))
+    if what == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 100 if what == "cut" else 0])
+    with pytest.raises(RunError, match="handed over"):
+        list(read_sums(tmp_path, 1, groups(ring), ["m"]))
+
+
+#: What Beam's reshuffle keeps beside each element: its time stamp.
+_STAMPS = "/ReshufflePerKey/"
+
+
+def task_of(folder: Path) -> tuple[Task, list[Any]]:
+    """The task of a statement on a chain of keys."""
+    path = company(folder)
+    path.write_text(path.read_text().replace('path = "pages.csv"', 'path = "pages.csv"\n# secret'))
+    catalog = load_catalog(path)
+    question = question_of(JOINED, catalog)
+    spread = Spread(DIRECT, question, catalog, 4)
+    work = Work.of(question.per_column, catalog, question.plan, (b"run", question.digest.encode()))
+    keys = catalog.secret.of_run("5a" * 16, "")
+    task = Task(work, None, spread._catalog, spread._columns, (), 4, str(folder), keys)
+    return task, spread._pieces
+
+
+def coders(task: Task, pieces: list[Any]) -> dict[str, list[Any]]:
+    """Of each collection, by its producer, all coders in its coder."""
+    pipeline = beam.Pipeline()
+    build(pipeline, task, pieces)
+    proto, context = pipeline.to_runner_api(return_context=True)
+    out = {}
+    for transform in proto.components.transforms.values():
+        for name in transform.outputs.values():
+            if not transform.subtransforms and _STAMPS not in transform.unique_name:
+                coder = context.coders.get_by_id(proto.components.pcollections[name].coder_id)
+                out[transform.unique_name] = list(parts_of(coder))
+    return out
+
+
+def test_no_row_is_pickled_between_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, pieces = task_of(tmp_path)
+    coder_parts = coders(task, pieces)
+    for stage in ("Read", "Own", "Key", "Both", "Owners", "ToShard", "All", "ByShard"):
+        here = [
+            parts for name, parts in coder_parts.items() if name.split("/")[0].startswith(stage)
+        ]
+        assert here and all(any(isinstance(p, ArrowBatchCoder) for p in parts) for parts in here)
+
+    def strange(coder_parts: dict[str, list[Any]]) -> list[str]:
+        return [
+            n
+            for n, parts in coder_parts.items()
+            if not all(isinstance(p, UNPICKLED) for p in parts)
+        ]
+
+    assert strange(coder_parts) == []
+    monkeypatch.setattr(flow, "Routed", Any)
+    assert strange(coders(task, pieces))  # a lost type is found
+
+
+def test_neither_key_nor_database_is_in_the_pipeline(tmp_path: Path) -> None:
+    task, pieces = task_of(tmp_path)
+    pipeline = beam.Pipeline()
+    build(pipeline, task, pieces)
+    proto = pipeline.to_runner_api().SerializeToString() + pickle.dumps(task)
+    assert KEY.encode() not in proto and bytes.fromhex(KEY) not in proto
+    assert set(task.catalog.tables) == {"people", "orders", "items", "pages"}
+    assert not task.catalog.secret.given
+    assert list(task.columns) == ["people", "orders", "items"]  # who owns others comes first
+    assert task.columns["people"] == ("uid", "code") and "day" in task.columns["orders"]
+
+
+def test_rows_get_the_shard_of_whoever_owns_them(tmp_path: Path) -> None:
+    """By keys on the way, or by the unit itself: every row of a unit is on one shard."""
+    task, _ = task_of(tmp_path)
+    assert unit_of(task.catalog.tables["people"]) == "uid"
+    assert unit_of(task.catalog.tables["items"]) is None
+    task = task._replace(keys=SecretSource(f"file:{tmp_path}/noise.secret"))
+    people = pa.RecordBatch.from_pydict(
+        {"uid": pa.array([1, 2, None, 3], pa.int64()), "code": ["a", "b", "c", None]}
+    )
+    orders = pa.RecordBatch.from_pydict(
+        {"id": pa.array(range(6)), "person": ["b", "a", "c", None, "x", "a"]}
+    )
+    own, up = Own(task, "uid"), ToKey(task, 0, "people", ("code",))
+    down = ToKey(task, 1, "orders", ("person",))
+    for stage in (own, up, down):
+        stage.setup()
+    [routed] = own.process(people)
+    assert routed.column("uid").to_pylist() == [1, 2, 3]
+    buckets: dict[int, list[Any]] = {}
+    for stage, rows in ((up, routed), (down, orders)):
+        for bucket, pair in stage.process(rows):
+            buckets.setdefault(bucket, []).append(pair)
+    owned_rows = [row for met in buckets.items() for batch in Owners().process(met)
+             for row in batch.to_pylist()]  # fmt: skip
+    shard = dict(zip(routed.column("uid").to_pylist(), routed.column(flow._SHARD).to_pylist(),
+                     strict=True))  # fmt: skip
+    assert sorted((row["id"], row[flow._SHARD]) for row in owned_rows) == [
+        (0, shard[2]), (1, shard[1]), (5, shard[1]),
+    ]  # fmt: skip
+    for stage in (own, up, down):
+        stage.teardown()

@@ -1,4 +1,7 @@
-"""Refusals of statements: rules with a fix each, and no literal of a statement in any error."""
+"""Refusals of statements: place, rule and fix, nothing of the statement; allowed parts, functions.
+
+Names: WITH parts in their places, every column by its relation, and limits of size.
+"""
 
 import logging
 import pickle
@@ -8,12 +11,35 @@ from pathlib import Path
 
 import pytest
 import sqlglot
-from sqlglot import exp
+from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.statements import statement
-from dpstream.pipelines.statements.dialect import DpSql
-from dpstream.pipelines.statements.errors import RULES, Position, refusal
+from dpstream.pipelines.statements.allowed import (
+    FUNCTIONS,
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_NODES,
+    PARTS_REFUSED,
+    REFUSED,
+    check_nodes,
+    inlined,
+    parsed,
+    qualified,
+    require,
+)
+from dpstream.pipelines.statements.dialect import DpSql, PrivacyOptions
+from dpstream.pipelines.statements.errors import RULES, Position, position, refusal
+from dpstream.pipelines.statements.functions import (
+    PLAIN,
+    Options,
+    integer_literal,
+    number,
+    options_of,
+    pair,
+    private_form,
+)
 from dpstream.pipelines.statements.statement import checked, statement_of
 from tests.pipelines.sql.pairs import PAIRS
 from tests.pipelines.sql.queries import generated
@@ -213,3 +239,220 @@ def test_mistakes_of_this_program_are_refusals(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_many_fuzzed_statements() -> None:
     assert len({fuzz(seed) for seed in range(500, 50_500)}) > 30
+
+
+def test_every_refusal_names_a_rule() -> None:
+    codes = {code for _, code in REFUSED} | set(PARTS_REFUSED.values())
+    assert codes <= set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("items", "code"),
+    [("RAND()", "nondeterministic"), ("ROW_NUMBER() OVER (ORDER BY a)", "window"),
+     ("CURRENT_DATE()", "nondeterministic"), ("(SELECT 1 FROM t)", "subquery-expression"),
+     ("EXTRACT(MICROSECOND FROM a)", "function"), ("CAST(a AS JSON)", "function"),
+     ("SOUNDEX(a)", "function"), ("ARRAY_AGG(a)", "inner-aggregate")],
+)  # fmt: skip
+def test_what_is_on_no_list(items: str, code: str) -> None:
+    with pytest.raises(DpstreamError) as error:
+        check_nodes(parse_one(f"SELECT {items} AS x FROM t", dialect="bigquery"))
+    assert RULES[code].text in str(error.value)
+
+
+def test_every_function_that_a_refusal_lists_is_allowed() -> None:
+    arguments = ("a", "a, b", "a, b, c", "a AS INT64", "YEAR FROM a", "a, MONTH",
+                 "a, INTERVAL 1 DAY", "a, b, DAY")  # fmt: skip
+    for name in FUNCTIONS:
+        assert any(_is_allowed(f"SELECT {name}({given}) AS x FROM t") for given in arguments), name
+    assert not _is_allowed("SELECT SOUNDEX(a) AS x FROM t")
+
+
+def _is_allowed(text: str) -> bool:
+    try:
+        parsed(text)
+    except DpstreamError:
+        return False
+    return True
+
+
+def test_allowed_statements_pass_and_long_ones_do_not() -> None:
+    check_nodes(parse_one("SELECT ABS(a) AS x, COUNT(*) AS n FROM t WHERE b > 1 GROUP BY x"))
+    many = ", ".join(f"c{n}" for n in range(MAX_NODES // 2))
+    with pytest.raises(DpstreamError, match="too long"):
+        check_nodes(parse_one(f"SELECT {many} FROM t"))
+
+
+def test_a_refusal_says_where() -> None:
+    tree = parsed("SELECT\n  abc AS x FROM t")
+    [column] = tree.find_all(exp.Column)
+    assert position(column) == Position(2, 3)
+    assert position(exp.Null()) == Position(1, 1)
+    require(True, "syntax", column)
+    with pytest.raises(DpstreamError, match="2"):
+        require(False, "syntax", column)
+
+
+SCHEMA = {"t": {"a": "INT64", "b": "STRING"}, "s": {"a": "INT64"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", "one-statement"), ("SELECT a FROM t; SELECT b FROM t", "one-statement"),
+     ("DROP TABLE t", "select-only"), ("SELECT FROM", "syntax"),
+     ("SELECT a FROM t" + " " * MAX_CHARACTERS, "too-large"),
+     (f"SELECT {'(' * (MAX_DEPTH + 1)}a{')' * (MAX_DEPTH + 1)} FROM t", "too-large")],
+)  # fmt: skip
+def test_what_is_no_statement(text: str, code: str) -> None:
+    with pytest.raises(DpstreamError) as error:
+        parsed(text)
+    assert RULES[code].text in str(error.value)
+
+
+def test_a_part_used_twice_is_the_same_relation_twice() -> None:
+    text = "WITH w AS (SELECT a FROM t), v AS (SELECT a FROM w) SELECT x.a FROM v AS x, w AS y"
+    tree = inlined(parsed(text))
+    assert tree.args.get("with_") is None and not list(tree.find_all(exp.CTE))
+    assert [table.name for table in tree.find_all(exp.Table)] == ["t", "t"]
+
+
+def test_parts_that_multiply_are_too_large() -> None:
+    parts = ["w0 AS (SELECT a FROM t)"]
+    parts += [f"w{n} AS (SELECT x.a FROM w{n - 1} AS x, w{n - 1} AS y)" for n in range(1, 30)]
+    with pytest.raises(DpstreamError) as error:
+        inlined(parsed(f"WITH {', '.join(parts)} SELECT a FROM w29"))
+    assert RULES["too-large"].text in str(error.value)
+
+
+def test_columns_say_their_relation_and_type() -> None:
+    tree = qualified(inlined(parsed("SELECT B, s.a AS c FROM T, S")), SCHEMA)
+    types = {(c.table, c.name): c.type.this for c in tree.find_all(exp.Column)}
+    assert set(types) == {("t", "b"), ("s", "a")}
+    assert types["s", "a"] == exp.DType.BIGINT
+
+
+def test_a_table_that_nobody_knows() -> None:
+    with pytest.raises(DpstreamError) as error:
+        qualified(inlined(parsed("SELECT a FROM u")), SCHEMA)
+    assert RULES["unknown-table"].text in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN.values()))
+def test_plain_aggregates_have_a_private_form(name: str) -> None:
+    form = private_form(parse_one(f"{name}(a)"))
+    assert form.name == name and form.expressions[0].name == "a"
+    assert private_form(form) is form
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("LOGICAL_OR(flag)", "dp-aggregate"), ("SUM(COUNT(n))", "nested-aggregate"),
+     ("COUNT(DISTINCT page)", "count-distinct"), ("SUM(*)", "arguments"),
+     ("SUM(n, contribution_bounds_per_group => (5, 5))", "bounds"),
+     ("COUNT(n, contribution_bounds_per_group => (0, 1.5))", "count-bounds"),
+     ("COUNT(n, contribution_bounds_per_row => (0, 1))", "arguments"),
+     ("COUNT(DISTINCT uid, contribution_bounds_per_group => (0, 1))", "bounds"),
+     ("PERCENTILE_CONT(n, 1.5)", "quantile"), ("APPROX_QUANTILES(n, 1000)", "quantile"),
+     ("SUM(n, contribution_norm => 1e61)", "norm"), ("SUM(n, contribution_norm => 1e-61)", "norm"),
+     ("SUM(n, contribution_norm => 0)", "norm"), ("SUM(page)", "numbers"),
+     ("AVG(flag)", "numbers"), ("MEDIAN(CONCAT(page, 'x'))", "numbers")],
+)  # fmt: skip
+def test_what_no_private_function_takes(call: str, code: str) -> None:
+    form = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9)"
+    with pytest.raises(DpstreamError) as error:
+        statement_of(f"{form} {call} AS x FROM visits", shop())
+    assert RULES[code].text in str(error.value)
+
+
+def tree(text: str) -> exp.Expression:
+    return parse_one(text, dialect="bigquery")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1.0), ("-2.5", -2.5), ("- - 3", 3.0), ("1e3", 1000.0), ("1e999", None), ("'1'", None),
+     ("1 + 1", None), ("x", None), ("-x", None), ("NULL", None)],
+)  # fmt: skip
+def test_a_number_is_a_literal(text: str, value: float | None) -> None:
+    assert number(tree(text)) == value
+    assert number(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("10", 10), ("2", None), ("11", None), ("3.0", None), ("-3", None), ("'3'", None)],
+)
+def test_a_whole_number_lies_in_its_range(text: str, value: int | None) -> None:
+    assert integer_literal(tree(text), 3, 10) == value
+    assert integer_literal(exp.Literal.number("٣"), 3, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("(0, 5)", (0.0, 5.0)), ("(-1.5, 1)", (-1.5, 1.0)), ("(5, 5)", None), ("(5, 0)", None),
+     ("(1, 2, 3)", None), ("(0, 1e60)", (0.0, 1e60)), ("(0, 1.1e60)", None), ("(-1e-61, 0)", None),
+     ("(0, 5e-324)", None), ("(-1e-60, 0)", (-1e-60, 0.0)), ("(-1e308, 1e308)", None),
+     ("(x, 1)", None), ("(1)", None)],
+)  # fmt: skip
+def test_a_pair_is_ordered(text: str, value: tuple[float, float] | None) -> None:
+    assert pair(tree(text)) == value
+
+
+def options(text: str, grouped: bool = False, normed: bool = False) -> Options:
+    tree = parsed(f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({text}) COUNT(*) AS n FROM t")
+    [node] = tree.find_all(PrivacyOptions)
+    return options_of(node, grouped, normed)
+
+
+BASE = "epsilon = 1, delta = 1e-9"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("delta = 1e-9", "epsilon"), ("epsilon = 0, delta = 1e-9", "epsilon"),
+     ("epsilon = 1001, delta = 1e-9", "epsilon"),
+     ("epsilon = 1, mechanism = gaussian", "delta"),
+     ("epsilon = 1, delta = 0, mechanism = gaussian", "delta"),
+     (f"{BASE}, optimise = best", "optimise"),
+     ("epsilon = 1, delta = 1", "delta"), (f"{BASE}, nothing = 1", "option-unknown"),
+     (f"{BASE}, epsilon = 2", "option-twice"), (f"{BASE}, mechanism = snapping", "mechanism"),
+     (f"{BASE}, max_rows_contributed = 0", "max-rows"), (f"{BASE}, contribution_norm = 0", "norm"),
+     (f"{BASE}, min_privacy_units_per_group = 0", "min-units"),
+     (f"{BASE}, min_privacy_units_per_group = 4194305", "min-units"),
+     (f"{BASE}, contribution_norm = 1e300", "norm"),
+     (f"{BASE}, contribution_norm = 1e-300", "norm"),
+     (f"{BASE}, max_groups_contributed = 4097", "max-groups"),
+     (f"{BASE}, group_selection_strategy = PUBLIC_GROUPS", "public-groups"),
+     (f"{BASE}, group_selection_strategy = best", "selection")],
+)  # fmt: skip
+def test_out_of_range(text: str, code: str) -> None:
+    with pytest.raises(DpstreamError) as error:
+        options(text)
+    assert RULES[code].text in str(error.value)
+
+
+def test_groups_are_asked_for_where_there_are_some() -> None:
+    assert options(BASE).groups == 1
+    with pytest.raises(DpstreamError) as error:
+        options(BASE, grouped=True)
+    assert RULES["max-groups"].text in str(error.value)
+    assert options(BASE, grouped=True, normed=True).groups == MAX_GROUPS
+    assert options(f"{BASE}, max_groups_contributed = 9", grouped=True).groups == 9
+    with pytest.raises(DpstreamError) as error:
+        options(f"{BASE}, max_groups_contributed = {MAX_GROUPS + 1}", True, True)
+    assert RULES["max-groups"].text in str(error.value)
+
+
+def test_delta_is_not_needed_where_nothing_is_selected() -> None:
+    for more in ("", ", mechanism = geometric", ", delta = 0", ", mechanism = auto"):
+        pure = f"epsilon = 1, max_groups_contributed = 2{more}"
+        assert options(pure).delta == 0.0
+        public = f"{pure}, group_selection_strategy = public_groups"
+        assert options(public, grouped=True).selection == "public_groups"
+        with pytest.raises(DpstreamError):
+            options(pure, grouped=True)
+
+
+@pytest.mark.parametrize("word", ["limit", "answer", "LIMIT"])
+def test_what_the_choice_of_noise_goes_by(word: str) -> None:
+    assert options(BASE).optimise == "limit"
+    assert options(f"{BASE}, optimise = {word}").optimise == word.lower()

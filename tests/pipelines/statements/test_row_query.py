@@ -1,4 +1,4 @@
-"""Queries of a job: look-ups with unique keys, the digest, and batches however they are cut."""
+"""Queries of a job: row-local or refused, unique keys, the digest, and batches cut in any way."""
 
 import csv
 import pickle
@@ -20,17 +20,17 @@ from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.job_parts import LookUpConfig
-from dpstream.pipelines.statements import row_local, row_query
-from dpstream.pipelines.statements.row_local import RowTables
 from dpstream.pipelines.statements.row_query import (
     RowEngine,
+    RowTables,
     content,
-    key_of,
+    look_up,
     look_up_rows,
-    look_up_table,
+    numbered,
+    row_query,
     typed,
 )
-from dpstream.pipelines.tables.columns import TYPES
+from dpstream.pipelines.tables.catalog import ROW, TYPES, Table
 from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, one_by_one, through, with_text
 
 _COLUMNS = {"K": "STRING", "n": "INT64", "d": "DATE", "m": "NUMERIC", "f": "FLOAT64", "b": "BOOL"}
@@ -40,8 +40,8 @@ _LINES = ["b,2,2024-01-02,1.5,0.5,true", "a,1,,,nan,no", "a,3,2024-02-31,2,1e400
 def _rows(folder: Path, *lines: str, key: tuple[str, ...] = ("K", "n")) -> pa.Table:
     (folder / "t.csv").write_text("\n".join(["K,n,d,m,f,b", *lines]) + "\n")
     config = LookUpConfig("T", "t.csv", key, _COLUMNS)
-    table = look_up_table(config, folder)
-    tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": key_of(config, table)})
+    table, columns = look_up(config, folder)
+    tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": columns})
     return look_up_rows(tables, "t")
 
 
@@ -77,8 +77,8 @@ def test_keys_that_are_none(key: tuple[str, ...], tmp_path: Path) -> None:
 def test_tables_that_are_none(name: str, path: str, tmp_path: Path) -> None:
     config = LookUpConfig(name, path, ("k",), _COLUMNS)
     with pytest.raises(DpstreamError):
-        table = look_up_table(config, tmp_path)
-        tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": ("k",)})
+        table, columns = look_up(config, tmp_path)
+        tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": columns})
         look_up_rows(tables, "t")
 
 
@@ -144,9 +144,9 @@ def test_text_types_and_public_rows_are_part_of_the_plan(tmp_path: Path) -> None
 
 def test_what_runs_is_part_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that makes other SQL of a text, or another DuckDB, may give other rows."""
-    real, plan = row_local.numbered, with_text(tmp_path, _TEXT).plan.hash
+    real, plan = numbered, with_text(tmp_path, _TEXT).plan.hash
     with monkeypatch.context() as other:
-        other.setattr(row_query, "numbered", lambda *of: real(*of) + " -- other")
+        other.setattr(f"{row_query.__module__}.numbered", lambda *of: real(*of) + " -- other")
         assert _changed(tmp_path) != plan
     monkeypatch.setattr(duckdb, "__version__", "0")
     assert _changed(tmp_path) != plan
@@ -344,7 +344,7 @@ def test_a_look_up_that_no_rule_refused_is_caught(
     text = f"SELECT v.page, v.n AS x FROM visits AS v JOIN sections AS s ON {on}"
     with pytest.raises(PolicyError, match="stream-look-up"):
         with_text(tmp_path, text)
-    monkeypatch.setattr(row_local, "_looks_up", lambda join, tables: True)
+    monkeypatch.setattr(f"{row_query.__module__}._looks_up", lambda join, tables: True)
     job = with_text(tmp_path, text)
     (tmp_path / "sections.csv").write_text(SECTIONS.replace("p4,,2", "p9,,1"))
     job = load_job(job.path)
@@ -429,3 +429,88 @@ def test_text_that_is_not_utf8_is_null() -> None:
 def test_every_type_of_a_table_is_known() -> None:
     for kind in TYPES:
         assert len(typed(pa.array([], pa.string()), kind)) == 0
+
+
+_ROWS = {"uid": "INT64", "page": "STRING", "x": "FLOAT64", "n": "INT64", "d": "NUMERIC"}
+_TABLES = RowTables(
+    UnitIdentity("uid", "int"),
+    {
+        "visits": Table("visits", "stream", "", _ROWS, "uid", units=("uid",)),
+        "pages": Table("pages", "csv", "", {"page": "STRING", "lang": "STRING", "w": "FLOAT64"}),
+        "floors": Table("floors", "csv", "", {"n": "INT64", "x": "FLOAT64"}),
+        "loose": Table("loose", "csv", "", {"page": "STRING"}),
+    },
+    source="visits",
+    keys={"pages": ("lang", "page"), "floors": ("n",)},
+)
+_SUB = "SELECT uid, page, n + 1 AS m, 'en' AS lang FROM visits WHERE n > 0"
+
+ACCEPTED = [
+    "SELECT page FROM visits",
+    "SELECT UPPER(page) AS p, x / n AS q FROM visits AS v WHERE v.x > 1 AND n IN (1, 2)",
+    "SELECT f.x AS fx, v.page FROM visits AS v JOIN floors AS f ON v.n = f.n",
+    "SELECT COALESCE(f.x, 0) AS fx FROM visits AS v LEFT JOIN floors AS f ON f.n = v.n AND f.x > 1",
+    "SELECT page, visits.x FROM visits JOIN floors USING (n)",
+    f"SELECT s.page, p.w FROM ({_SUB}) AS s JOIN pages AS p ON s.page = p.page AND s.lang = p.lang",
+    f"WITH s AS ({_SUB}) SELECT a.page, f.x FROM s AS a JOIN floors AS f ON f.n = a.m",
+    "SELECT * FROM (SELECT * FROM visits WHERE x > 0) AS v ORDER BY page",
+    "SELECT f.x AS a, g.x AS b FROM visits v JOIN floors f ON v.n = f.n JOIN floors g ON f.n = g.n",
+]
+REFUSED = [
+    ("stream-rows", "SELECT page FROM visits GROUP BY page"),
+    ("stream-rows", "SELECT DISTINCT page FROM visits"),
+    ("stream-rows", "SELECT SUM(x) AS s FROM visits"),
+    ("stream-rows", "SELECT uid, n FROM visits UNION ALL SELECT uid, n FROM visits"),
+    ("stream-rows", "SELECT s FROM (SELECT uid, SUM(x) AS s FROM visits GROUP BY uid) AS t"),
+    ("stream-rows", "SELECT page FROM (SELECT DISTINCT uid, page FROM visits) AS t"),
+    ("stream-rows", "SELECT n FROM (SELECT uid, n FROM visits UNION ALL SELECT uid, n FROM visits)"
+     " AS t"),
+    ("stream-join", "SELECT a.n FROM visits AS a JOIN visits AS b ON a.uid = b.uid"),
+    ("stream-join", f"SELECT a.n FROM visits AS a JOIN ({_SUB}) AS b ON a.uid = b.uid"),
+    ("stream-join", "SELECT v.n FROM visits AS v JOIN (SELECT DISTINCT n FROM floors) AS f "
+     "ON v.n = f.n"),
+    ("stream-look-up", "SELECT page FROM visits, floors"),
+    ("stream-look-up", "SELECT page FROM visits CROSS JOIN floors"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON v.n <= f.n"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON v.x = f.x"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON v.n = f.n OR v.x > 1"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON v.n + 0 = f.n"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON v.x = f.n"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN floors AS f ON f.n = f.n"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN pages AS p ON v.page = p.page"),
+    ("stream-look-up", "SELECT v.page FROM visits AS v JOIN loose AS p ON v.page = p.page"),
+    ("stream-look-up", "SELECT v.n FROM visits AS v RIGHT JOIN floors AS f ON v.n = f.n"),
+    ("stream-look-up", "SELECT v.n FROM visits AS v FULL JOIN floors AS f ON v.n = f.n"),
+    ("stream-look-up", "SELECT v.n FROM floors AS f JOIN visits AS v ON v.n = f.n"),
+    ("stream-look-up", "SELECT n FROM floors"),
+    ("limit", "SELECT page FROM visits LIMIT 5"),
+    ("limit", "SELECT page FROM (SELECT uid, page FROM visits LIMIT 5) AS t"),
+    ("window", "SELECT ROW_NUMBER() OVER (ORDER BY x) AS r FROM visits"),
+    ("window", "SELECT SUM(x) OVER (PARTITION BY page) AS r FROM visits"),
+    ("subquery-expression", "SELECT page FROM visits WHERE n IN (SELECT n FROM floors)"),
+    ("nondeterministic", "SELECT RAND() AS r FROM visits"),
+    ("sample", "SELECT page FROM visits TABLESAMPLE SYSTEM (10 PERCENT)"),
+    ("unit-not-selected", "SELECT page FROM (SELECT page FROM visits) AS t"),
+    ("one-dp-select", "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1) page FROM visits"),
+    ("unknown-table", "SELECT page FROM other"),
+    ("unknown-column", "SELECT missing FROM visits"),
+    ("duplicate-column", "SELECT page, UPPER(page) AS page FROM visits"),
+    ("select-only", "DROP TABLE visits"),
+    ("from", "SELECT 1 AS one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_accepted_and_numbered(text: str) -> None:
+    types = {name: TYPES[kind] for name, kind in _ROWS.items()}
+    sql = numbered(row_query(text, _TABLES), "arrived", types)
+    assert sql.startswith('SELECT "') and f'"{ROW}"' in sql.partition(" FROM ")[0]
+    assert sql.count('FROM "arrived"') == 1
+
+
+@pytest.mark.parametrize(("code", "text"), REFUSED)
+def test_refused(code: str, text: str) -> None:
+    with pytest.raises((PolicyError, UsageError)) as caught:
+        row_query(text, _TABLES)
+    assert f"[{code}]" in caught.value.rule, caught.value.rule
+    assert caught.value.field.startswith("statement, line 1, column ")

@@ -1,24 +1,44 @@
-"""What a statement means: options, groups, functions, source and what is done afterwards."""
+"""Statements: both spellings, private part and outer query, and the canonical form.
+
+The canonical form is the same relation, groups and functions by other names, and is what is
+executed; ``tests/pipelines/sql/test_receipt.py`` tests that it has nothing of a presentation.
+"""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
+import sqlglot
 from pyarrow import csv as pacsv
-from sqlglot import exp
+from sqlglot import exp, parse_one
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.query.plan import MAX_GROUPS
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.sql.load import catalog_of
 from dpstream.pipelines.sql.stream import stream_job
+from dpstream.pipelines.statements.canonical import canonical_form, function_text, group_text
+from dpstream.pipelines.statements.dialect import (
+    Clamped,
+    DpSql,
+    PrivacyOptions,
+    Private,
+    WithReport,
+)
 from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.functions import DEFAULT_ROWS, Options
-from dpstream.pipelines.statements.statement import Statement, statement_of
+from dpstream.pipelines.statements.statement import (
+    PrivateSelect,
+    Statement,
+    public_side,
+    statement_of,
+)
 from tests import projects
-from tests.pipelines.sql.pairs import PAIRS
-from tests.pipelines.sql.shop import shop
+from tests.pipelines.sql.pairs import AROUND, PAIRS, RELATIONS
+from tests.pipelines.sql.queries import generated
+from tests.pipelines.sql.shop import database, shop, stage_text, ugly_rows
 from tests.pipelines.sql.visited import (
     OPTIONS,
     PROJECT,
@@ -350,3 +370,175 @@ def test_whatever_the_tables_front_is_asked_is_refused_or_local(tmp_path: Path) 
             batch = all_rows(stream)
             assert through(stream, list(one_by_one(batch))) == through(stream, [batch]), text
     assert accepted >= 3
+
+
+_FORMS = [
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1.5, delta = 1e-9, mechanism = geometric, "
+    "privacy_unit_column = t.uid, group_selection_strategy = PUBLIC_GROUPS) k, "
+    "COUNT(*, contribution_bounds_per_group => (0, 5)) AS n FROM t GROUP BY k HAVING n > 5",
+    "SELECT WITH ANONYMIZATION OPTIONS(epsilon = 1) ANON_COUNT(* CLAMPED BETWEEN 0 AND 5) FROM t",
+    "SELECT WITH ANONYMIZATION ANON_SUM(x CLAMPED BETWEEN -1 AND 2.5 WITH REPORT) FROM t",
+    "SELECT WITH ANONYMIZATION ANON_NTILE(x, 0.9, 0, 10), ANON_MEDIAN(x WITH REPORT) FROM t",
+    "SELECT COUNT(DISTINCT uid, contribution_bounds_per_group => (0, 1)) FROM t",
+    "SELECT SUM(x + 1, contribution_bounds_per_row => (-1, 2.5)), SUM(x) FROM t",
+    "SELECT PERCENTILE_CONT(x, 0.5, contribution_bounds_per_row => (0, 1)) FROM t",
+    "SELECT APPROX_QUANTILES(x, 4), MEDIAN(x), VAR(x), STDDEV_POP(x), VARIANCE(x) FROM t",
+    "SELECT AVG(x, contribution_norm => 4.64) FROM t",
+    "SELECT MIN(x WITH REPORT), MAX(x), COUNT(DISTINCT a, b) FROM t",
+]
+
+
+@pytest.mark.parametrize("text", _FORMS)
+def test_forms_round_trip(text: str) -> None:
+    tree = sqlglot.parse_one(text, dialect=DpSql)
+    written = tree.sql(dialect=DpSql)
+    assert sqlglot.parse_one(written, dialect=DpSql) == tree
+    assert written == sqlglot.parse_one(written, dialect=DpSql).sql(dialect=DpSql)
+    assert written == text  # the forms are in the generator's own words
+
+
+def test_every_accepted_statement_round_trips() -> None:
+    for text in {good for good, _, _ in PAIRS}:
+        tree = sqlglot.parse_one(text, dialect=DpSql)
+        assert sqlglot.parse_one(tree.sql(dialect=DpSql), dialect=DpSql) == tree
+
+
+def test_parts_are_nodes_of_their_own() -> None:
+    tree = sqlglot.parse_one(
+        "SELECT WITH ANONYMIZATION OPTIONS(epsilon = 1) ANON_SUM(x CLAMPED BETWEEN 0 AND 1), "
+        "SUM(y), ANON_AVG(z WITH REPORT) FROM t",
+        dialect=DpSql,
+    )
+    assert tree.args["hint"].name == "ANONYMIZATION"
+    assert len(list(tree.find_all(PrivacyOptions))) == 1
+    assert [p.name for p in tree.find_all(Private)] == ["ANON_SUM", "ANON_AVG"]
+    assert len(list(tree.find_all(Clamped))) == len(list(tree.find_all(WithReport))) == 1
+
+
+@pytest.mark.parametrize("text", [
+    "SELECT WITH SOMETHING OPTIONS(epsilon = 1) x FROM t",
+    "SELECT WITH ANONYMIZATION OPTIONS(epsilon) x FROM t",
+    "SELECT ANON_SUM(x CLAMPED BETWEEN 0) FROM t",
+    "SELECT ANON_SUM(x CLAMPED BETWEEN 0 OR 1) FROM t",
+])  # fmt: skip
+def test_broken_forms_are_syntax_errors(text: str) -> None:
+    with pytest.raises(sqlglot.ParseError):
+        sqlglot.parse_one(text, dialect=DpSql)
+
+
+PUBLIC = "(SELECT DISTINCT page FROM pages) AS p"
+
+
+def core(joined: str) -> exp.Select:
+    tree = parse_one(f"SELECT p.page, COUNT(*) AS n FROM {joined} GROUP BY p.page")
+    assert isinstance(tree, exp.Select)
+    return tree
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.path = p.page",
+     f"{PUBLIC} LEFT OUTER JOIN visits AS v ON p.page = v.page"],
+)  # fmt: skip
+def test_the_outer_join_is_found_and_made_inner(joined: str) -> None:
+    tree = core(joined)
+    side = public_side(tree)
+    assert side.alias == "p" and side.this.sql() == "SELECT DISTINCT page FROM pages"
+    [join] = tree.args["joins"]
+    assert join.side == "" and join.kind == ""
+
+
+def test_a_filter_of_groups_belongs_into_their_query() -> None:
+    joined = f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page WHERE "
+    assert public_side(core(f"{joined} v.n > 3 AND v.page <> 'p1'")).alias == "p"
+    for where in ("p.page <> 'p1'", "v.n > 3 OR UPPER(p.page) IS NULL"):
+        with pytest.raises(DpstreamError) as refused:
+            public_side(core(joined + where))
+        assert RULES["public-filter"].text in str(refused.value)
+        assert "p1" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "joined",
+    ["visits AS p", f"visits AS v JOIN {PUBLIC} ON v.page = p.page",
+     f"visits AS v LEFT JOIN {PUBLIC} ON v.page = p.page",
+     "visits AS v RIGHT JOIN (SELECT page FROM pages) AS p ON v.page = p.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.page AND v.n > 3",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = v.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON v.page = p.title",
+     "visits AS v RIGHT JOIN (SELECT DISTINCT page, title FROM pages) AS p ON v.page = p.page",
+     f"visits AS v RIGHT JOIN {PUBLIC} ON TRUE"],
+)  # fmt: skip
+def test_any_other_form_is_refused(joined: str) -> None:
+    with pytest.raises(DpstreamError, match=r"(?i)public"):
+        public_side(core(joined))
+
+
+#: Relations, and renamings in them, that the generator does not write.
+_MORE = (
+    "a.uid, SUM(b.v) AS s FROM (SELECT uid, n AS v, page AS b FROM visits) AS b JOIN (SELECT uid "
+    "AS v, age AS uid, uid AS u FROM users) AS a ON a.v = b.uid GROUP BY a.uid",
+    "v, COUNT(*) AS k, SUM(v) AS s FROM (SELECT uid, u AS v FROM (SELECT uid, n AS u, n AS w FROM "
+    "visits WHERE n > 0) AS x) AS y GROUP BY v",
+    "v, SUM(s) AS a, SUM(u) AS b FROM (SELECT uid, n AS v, n AS s, 1 AS u FROM visits UNION ALL "
+    "SELECT uid, age AS u, 1 AS v, age AS s FROM users) AS x GROUP BY v",
+    "t1.g, SUM(t0.n) AS s, COUNT(*) AS k FROM visits AS t1x JOIN visits AS t0 ON t1x.uid = t0.uid "
+    "JOIN (SELECT uid, page AS g FROM visits) AS t1 ON t1.uid = t0.uid GROUP BY t1.g",
+)
+_DP = (
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+    "max_groups_contributed = 4, max_rows_contributed = 2) "
+)
+
+
+@pytest.fixture(scope="module")
+def ugly() -> duckdb.DuckDBPyConnection:
+    return database(_CATALOG, ugly_rows(5))
+
+
+def _columns(connection: duckdb.DuckDBPyConnection, select: PrivateSelect) -> dict[str, list[Any]]:
+    """Stage 1: of each unit's row the partials, by group and function."""
+    table = connection.sql(stage_text(select, _CATALOG)).to_arrow_table().to_pydict()
+    out = {"unit": table["unit"]}
+    out |= {group.name: table[f"group_{i}"] for i, group in enumerate(select.groups)}
+    for i, function in enumerate(select.functions):
+        for part in ("value", "count", "rows"):
+            if f"{part}_{i}" in table:
+                out[f"{part} of {function.name}"] = table[f"{part}_{i}"]
+    return out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *map(generated, range(40)),
+        *(AROUND[i % len(AROUND)].format(r) for i, (r, _, _) in enumerate(RELATIONS)),
+        *(_DP + more for more in _MORE),
+    ],
+)
+def test_the_canonical_form_has_the_same_rows(text: str, ugly: duckdb.DuckDBPyConnection) -> None:
+    statement = statement_of(text, _CATALOG)
+    select, names = canonical_form(statement)
+    written, canonical = _columns(ugly, statement), _columns(ugly, select)
+    named = {}
+    for name in written:
+        part, of, label = name.rpartition(" of ")
+        named[name] = f"{part}{of}{names.get(label, label)}"
+    one = zip(*written.values(), strict=True)
+    other = zip(*(canonical[name] for name in named.values()), strict=True)
+    assert sorted(map(repr, one)) == sorted(map(repr, other))
+
+
+def test_groups_and_functions_are_sorted_sets() -> None:
+    def form(items: str, by: str) -> PrivateSelect:
+        text = f"{_DP} {items} FROM visits AS v GROUP BY {by}"
+        return canonical_form(statement_of(text, _CATALOG)).select
+
+    first = form("page, n, COUNT(*) AS k, SUM(n) AS s, SUM(n) AS r", "page, n")
+    second = form("SUM(v.n) AS a, v.n AS b, COUNT(*) AS c, v.page", "v.n, v.page, v.page")
+    for select in (first, second):
+        assert [g.name for g in select.groups] == ["group_0", "group_1"]
+        assert [f.name for f in select.functions] == ["function_0", "function_1"]
+    assert list(map(group_text, first.groups)) == list(map(group_text, second.groups))
+    assert list(map(function_text, first.functions)) == list(map(function_text, second.functions))

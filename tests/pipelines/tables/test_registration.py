@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from dpstream.pipelines.tables import registration
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.registration import (
     check_files,
+    check_keys,
     register,
     require_fitting,
 )
@@ -35,6 +37,7 @@ from tests import accounts, projects
 from tests.pipelines.formats.test_parquet import plain_bomb, small_bomb
 from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
 from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
+from tests.pipelines.sql.shop import shop
 
 _GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b"\r', b'u4,""""', b"u5,\xc3\xa9", b"", b"u6,"]
 _BAD = {
@@ -289,7 +292,7 @@ _TEXT = dp("item, COUNT(*, contribution_bounds_per_group => (0, 5)) AS n",
            "FROM orders GROUP BY item")  # fmt: skip
 
 
-def shop(folder: Path) -> Path:
+def shop_files(folder: Path) -> Path:
     path = data_set(folder, visits(200))
     accounts.write(path, path.read_text() + _ORDERS)
     people(folder)
@@ -304,7 +307,7 @@ def people(folder: Path, more: str = "") -> None:
 
 
 def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
-    shop(tmp_path)
+    shop_files(tmp_path)
     ask(load_catalog(tmp_path), dp("COUNT(*) AS n", "FROM visits"))  # has no declared key
     with pytest.raises(PolicyError, match="dpstream sql --check"):
         ask(load_catalog(tmp_path), _TEXT)
@@ -325,7 +328,7 @@ def test_a_key_is_checked_before_anybody_asks(tmp_path: Path) -> None:
 
 
 def test_a_changed_file_is_checked_anew_and_a_double_key_refused(tmp_path: Path) -> None:
-    shop(tmp_path)
+    shop_files(tmp_path)
     register(load_catalog(tmp_path))
     first = ask(load_catalog(tmp_path), _TEXT)
     people(tmp_path, "77123,c77\n")
@@ -344,7 +347,7 @@ def test_a_changed_file_is_checked_anew_and_a_double_key_refused(tmp_path: Path)
 
 def test_the_values_that_statements_see_are_checked(tmp_path: Path) -> None:
     """Two spellings that the catalog's type makes one number are one key."""
-    path = shop(tmp_path)
+    path = shop_files(tmp_path)
     text = path.read_text().replace('code = "STRING"', 'code = "INT64"')
     accounts.write(path, text.replace('person = "STRING"', 'person = "INT64"'))
     (tmp_path / "people.csv").write_text("uid,code\n1,7\n2,07\n3,x\n4,y\n")
@@ -355,7 +358,7 @@ def test_the_values_that_statements_see_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_note_is_of_these_keys_only_and_cannot_be_made_up(tmp_path: Path) -> None:
-    path = shop(tmp_path)
+    path = shop_files(tmp_path)
     register(load_catalog(tmp_path))
     notes = tmp_path / "ledger.db.keys"
     [note] = json.loads(notes.read_text())
@@ -401,3 +404,24 @@ def test_of_two_checks_at_once_neither_loses_the_other_s_note(
     for check in checks:
         check.join()
     assert sorted(real(notes)) == ["a" * 32, "b" * 32]
+
+
+Row = dict[str, int | None]
+SCHEMA = pa.schema([("UID", pa.int64()), ("age", pa.int64())])
+
+
+def reader(rows: dict[str, list[Row]]) -> Callable[[str], Iterator[pa.RecordBatch]]:
+    def read(table: str) -> Iterator[pa.RecordBatch]:
+        for row in rows.get(table, []):  # a batch each: keys meet across batches
+            yield pa.RecordBatch.from_pylist([row], schema=SCHEMA)
+
+    return read
+
+
+def test_keys_of_the_shop() -> None:
+    assert ("users", ("uid",)) in [(t, tuple(c)) for t, c in shop().declared_keys]
+    users: list[Row] = [{"UID": 1, "age": 3}, {"UID": 2, "age": 3}, {"UID": None, "age": 1}]
+    check_keys(shop(), reader({"users": [*users, {"UID": None, "age": 2}]}))
+    with pytest.raises(PolicyError) as error:
+        check_keys(shop(), reader({"users": [*users, {"UID": 77123, "age": 1}] * 2}))
+    assert error.value.field == "table users" and "77123" not in str(error.value)

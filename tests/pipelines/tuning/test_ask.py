@@ -1,8 +1,13 @@
-"""The job of a tuning: read before it is chosen, and written as a new job with its comments."""
+"""Questions of a tuning before a record is read, and what `dpstream check` holds of its answer."""
 
+import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
@@ -11,6 +16,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.project.copying import append_section, check_new_name
 from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project, load_project
+from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning.ask import (
     Request,
     ask,
@@ -18,6 +24,25 @@ from dpstream.pipelines.tuning.ask import (
     in_column_units,
     render,
     scale_text,
+)
+from dpstream.state.ledger.contract import AnswerLog, Ledger
+from dpstream.state.sqlite.database import sqlite3
+from tests import accounts
+from tests.pipelines.tuning.asking import (  # noqa: F401
+    ASK,
+    PROJECT,
+    account,
+    call,
+    choose,
+    closed,
+    done,
+    entries,
+    jobs,
+    load,
+    pairs_of,
+    project_file,
+    records,
+    write,
 )
 from tests.projects import write_project
 
@@ -139,3 +164,162 @@ def test_a_factor_is_exact() -> None:
     from fractions import Fraction
 
     assert (scale_text(None, Fraction(7, 3)), scale_text(0.1, Fraction(1))) == ("7/3", "1/10")
+
+
+EDITS = {
+    "contributions": (r"contributions = \d+", "contributions = 3"),
+    "aggregate.total.bounds": (r"bounds = \[-[\d., ]*\]", "bounds = [-1, 1]"),
+    "choice.epsilon": (r"epsilon = 1.0", "epsilon = 0.5"),
+    "choice.mu": (r"mu = [\d.]+", "mu = 0.1"),
+    "choice.first": (r'first = "12h"', 'first = "6h"'),
+    "choice.bounds": (r'bounds = \["total"\]', "bounds = []"),
+    "choice.run_id": (r'run_id = "..', 'run_id = "zz'),
+    "choice.receipt": (r'receipt = "..', 'receipt = "zz'),
+    "choice.question": (r'question = "..', 'question = "zz'),
+    "choice.how": (r'how = "private"', 'how = "proxy"'),
+    "account": (r"account = .*", ""),
+}
+
+
+def located(field: str) -> str:
+    """The field with the names of the sections that have it."""
+    first, _, rest = field.partition(".")
+    if first in ("unit", "account"):
+        return f"data_set.deliveries.{field}"
+    return f"table.records.{rest}" if first == "table" else f"job.new.{field}"
+
+
+def test_edited_figures_are_refused(project: Path) -> None:
+    done(choose(project))
+    text, edited = project.read_text(), project.with_name("edited.toml")
+    assert load(project) == ""
+    for field, (old, new) in EDITS.items():
+        assert re.search(old, text), field
+        accounts.write(edited, re.sub(old, new, text))
+        assert load(edited) == located(field)
+    accounts.write(
+        edited, text.replace("epsilon = 2.0", "epsilon = 1.5")
+    )  # the stream's own budget
+    assert load(edited) == ""
+
+
+PERIOD = ('covers = "lifetime"', 'covers = "1d"')
+#: The unit of the tuning, written otherwise: what `dpstream run` would charge to another unit.
+UNITS = {
+    "start": ('start = "2024-01-01T00:00:00Z"', 'start = "2023-12-31T23:00:00Z"'),
+    "budget.covers": ('covers = "1d"', 'covers = "2d"'),
+    "table.time_column": ('time_column = "time"', 'time_column = "at"'),
+    "table.unit_column": ('{ name = "user" }', '{ name = "user", type = "bytes" }'),
+    "unit.name": ('{ name = "user" }', '{ name = "person" }'),
+}
+
+
+def test_the_unit_of_a_tuning_cannot_be_edited(project: Path) -> None:
+    write(project, PERIOD)
+    done(choose(project, ask=("--first", "12h", "--epsilon", "1")))
+    text, edited = project.read_text(), project.with_name("edited.toml")
+    assert load(project) == ""
+    for field, (old, new) in UNITS.items():
+        assert old in text, field
+        accounts.write(edited, text.replace(old, new))
+        assert load(edited) == located(field)
+    accounts.write(edited, text.replace("2024-01-01T00:00:00Z", "2023-12-31T00:00:00Z"))  # a period
+    assert load(edited) == ""
+
+
+def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
+    """Also by ``begin``, for a job that was loaded in time."""
+    done(choose(project))
+    made = load_job(project, "new")
+    for sql in (
+        "DELETE FROM blobs",
+        "DELETE FROM log WHERE number > 0",
+    ):
+        with sqlite3.connect(account(project)) as db:
+            db.execute(sql)
+        with pytest.raises(PolicyError):
+            begin(made)
+    account(project).unlink()
+    with pytest.raises(UsageError) as refused:
+        load_job(project, "new")
+    assert refused.value.field == "data_set.deliveries.account.path"
+    assert not account(project).exists()
+
+
+def test_an_uncharged_one_is_caught(project: Path) -> None:
+    with (
+        mock.patch.object(Ledger, "append"),
+        mock.patch.object(AnswerLog, "_is_of_kind", lambda *_: True),
+        mock.patch.object(AnswerLog, "_digest", lambda *_: "0" * 32),
+    ):
+        assert choose(project).exit_code == 3
+    assert entries(project) == 0 and "new" not in jobs(project)
+
+
+def test_tuned_by_looking_is_refused_and_public_is_not(project: Path) -> None:
+    runnable = (
+        ("key = [", "contributions = 4\nkey = ["), ("grid = 0.5", "grid = 0.5, bounds = [0, 9]"),
+    )  # fmt: skip
+    for how, field in (("data", "job.hourly.choice.how"), ("public", ""), ("proxy", "")):
+        write(project, *runnable, ("choice.range", f'choice.how = "{how}"\nchoice.range'))
+        assert load(project, "hourly") == field
+
+
+# --- other data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["path", "copy", "link", "glob"])
+def test_the_jobs_own_data_is_no_proxy(project: Path, tmp_path: Path, how: str) -> None:
+    """Its exact figures would be a release without noise and without a charge."""
+    own = project.parent / "in" / "a.csv"
+    proxy = {"path": own, "copy": tmp_path / "c.csv", "link": tmp_path / "l.csv"}.get(how, own)
+    if how == "copy":
+        proxy.write_bytes(own.read_bytes())
+    if how == "link":
+        proxy.hardlink_to(own)
+    pattern = own.parent / "*.csv" if how == "glob" else proxy
+    result = choose(project, "new", "--json", ask=("--proxy", str(pattern)))
+    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "--proxy"
+    assert "new" not in jobs(project)
+
+
+def test_proxy_is_exact_uncharged_and_labelled(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "old.csv").write_text(records(50).replace("2024", "2020"))
+    monkeypatch.chdir(project.parent)
+    line = next(line for line in PROJECT.splitlines() if line.startswith("account"))
+    write(project, (f"{line}\n", ""))
+    flags = ("--proxy", "old.csv", "--proxy-start", "2020-01-01T00:00:00Z", "--quantile", "0.9")
+    made = json.loads(done(choose(project, "a", "--json", ask=(*flags, "--first", "12h"))).stdout)
+    pairs = [pairs_of(u) for u in range(50)]
+    assert made["contributions"] == 4 * np.quantile(pairs, 0.9, method="inverted_cdf")
+    assert made["run_id"] is None and entries(project) == 0
+    plan_text = done(call("plan", "a", "--project", project)).stdout
+    assert "contributions and bounds of total chosen from other data: no charge" in plan_text
+    proposal = json.loads(done(choose(project, "b", "--json", ask=flags)).stdout)
+    everyone = pairs + [1] * 150
+    assert proposal["contributions"] == np.quantile(everyone, 0.9, method="inverted_cdf")
+    assert choose(project, "c", "--epsilon", "1", ask=flags).exit_code == 2
+    empty = choose(project, "c", ask=(*flags[:2], "--proxy-start", "1999-01-01T00:00:00Z"))
+    assert empty.exit_code == 2 and "no usable record" in empty.stderr
+
+
+@pytest.mark.parametrize("ask", [ASK, ("--proxy", "in/a.csv", "--first", "12h")])
+def test_a_file_that_is_cut_off_is_refused_before_the_charge(
+    project: Path, ask: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.parent)
+    packed = gzip.compress((project.parent / "in" / "a.csv").read_bytes())
+    (project.parent / "in" / "a.csv").write_bytes(packed[:-5])
+    if ask is not ASK:
+        (project.parent / "in").rename(project.parent / "old")
+        (project.parent / "in").mkdir()
+        ask = ("--proxy", "old/a.csv", *ask[2:])
+    result = choose(project, "new", "--json", ask=ask)
+    field = "table.path" if ask is ASK else "--proxy"
+    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field
+    assert entries(project) == 0
+
+
+# --- bad input ------------------------------------------------------------------------------------
