@@ -5,7 +5,8 @@ A run that is begun in Python is charged as a job's is: once, before any draw, o
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dpstream.state import open as stores
 from dpstream.state.retention_store import BEGIN, RESTORE
 from tests import accounts
 from tests.audit.replays import Place, new_place
+from tests.golden.pinned import check, of_refusals
 from tests.pipelines.cli.called import call
 from tests.pipelines.frames.visits import a_job
 from tests.pipelines.sql import asking
@@ -143,18 +145,6 @@ def test_a_begun_run_is_charged_by_who_began_it(place: Place) -> None:
         dpstream.DPStream(run.plan, run, account=account(place))
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({}, "account"), ({"id": "7"}, "account.id"),
-    ],
-)  # fmt: skip
-def test_an_account_is_named_by_its_id(given: dict[str, Any], field: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        dpstream.account("l.db", "visits", **given)
-    assert caught.value.field == field and "dpstream account" in caught.value.fix
-
-
 def named(folder: Path, secret: Any = None) -> DataSetAccount:
     return dpstream.account(folder / "ledger.db", "visits", id=accounts.ID, secret=secret)
 
@@ -168,27 +158,19 @@ def test_a_question_needs_the_secret_and_makes_no_file(
     assert given.secret.file == str(tmp_path / "noise.secret")  # wherever the program goes then
     source = SecretSource(None, "11" * 32)
     assert named(tmp_path, source).secret is source
-    with pytest.raises(UsageError) as error:
-        checked_account(named(tmp_path), ONCE)
-    assert error.value.field == "secret"
-    with pytest.raises(UsageError) as error:
-        named(tmp_path, b"7")
-    assert error.value.field == "secret"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "how", "field"),
-    [("l.db", ONCE, "account"), (None, Asking(fresh=True), "fresh"),
-     (None, Asking(as_of="May"), "as_of")],
-)  # fmt: skip
-def test_what_means_nothing_without_an_account_is_refused(
-    given: Any, how: Asking, field: str
-) -> None:
-    with pytest.raises(UsageError) as error:
-        checked_account(given, how)
-    assert error.value.field == field
     assert checked_account(None, ONCE) is None
+    wrong: Any = "l.db"
+    calls: dict[str, Callable[[], object]] = {
+        "no secret": partial(checked_account, named(tmp_path), ONCE),
+        "another secret": partial(named, tmp_path, b"7"),
+        "a path": partial(checked_account, wrong, ONCE),
+        "fresh alone": partial(checked_account, None, Asking(fresh=True)),
+        "as_of alone": partial(checked_account, None, Asking(as_of="May")),
+        "no id": partial(dpstream.account, "l.db", "visits"),
+        "a wrong id": partial(dpstream.account, "l.db", "visits", id="7"),
+    }
+    check(Path(__file__).with_name("accounts.txt"), of_refusals(calls))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_found_and_its_jobs_are_those_of_load_job(

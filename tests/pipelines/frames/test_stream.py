@@ -7,7 +7,8 @@ becomes what it is by itself, whatever stands beside it.
 import datetime
 import decimal
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import positions
@@ -41,6 +42,7 @@ from dpstream.pipelines.frames.stream import (
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import accounts
+from tests.golden.pinned import check, of_refusals
 from tests.pipelines.frames.visits import ACCOUNT, a_job, batches, dicts
 
 
@@ -76,11 +78,44 @@ def test_the_identity_is_of_the_rows_in_their_order(tmp_path: Path) -> None:
     assert identity(pl.DataFrame(rows)) != identity(pl.DataFrame(rows[1:]))
 
 
-def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="names no column 'page'"):
-        dpstream.ReadTable(pd.DataFrame(dicts(3)).drop(columns="page"), a_job(tmp_path))
-    with pytest.raises(UsageError, match="no table"):
-        dpstream.ReadTable("visits.csv", a_job(tmp_path))
+#: Arguments of `DPStream`, and the rows.
+REFUSED: list[tuple[dict[str, Any], Any]] = [
+    ({"source": "v1"}, beam.Create(dicts(5))),
+    *(
+        (given, beam.Create(batches([0])))
+        for given in (
+            {}, {"source": ""}, {"source": "v1", "store": "sqlite:x.db"},
+            {"source": "v1", "secret": "env:K"}, {"source": "v1", "shards": 2},
+            {"source": "v1", "public_keys": [7]}, {"source": "v1", "public_keys": []},
+        )
+    ),
+]  # fmt: skip
+#: Positions that are none.
+PLACES = [("line", None), ("line", -1), ("line", "x"), ("part", 1 << 31), ("part", None)]
+
+
+def test_what_is_refused_is_not_charged(tmp_path: Path) -> None:
+    job, numbered = a_job(tmp_path, account=ACCOUNT), a_job(tmp_path / "numbered", record_id=True)
+    calls: dict[str, Callable[[], object]] = {
+        f"{given} of {'batches' if number else 'rows'}": partial(released, job, read, **given)
+        for number, (given, read) in enumerate(REFUSED)
+    }
+    calls |= {f"{given}": partial(dpstream.DPStream, given) for given in ("dpstream.toml", None, 7)}
+    for name, columns in (("rows", {}), ("partitions", {"partition": "part"})):
+        calls[f"{name} of a job"] = partial(dpstream.Rows, job, **columns)
+        calls[f"{name} of a plan"] = partial(dpstream.Rows, job.plan, **columns)
+    for argument in ("offset", "partition"):
+        calls[f"{argument} and a record id"] = partial(dpstream.Rows, numbered, **{argument: "x"})
+    for column, value in PLACES:
+        rows = dicts(5)
+        rows[3][column] = value
+        calls[f"{column} {value}"] = partial(ToBatch(job.plan, "part", "line"), rows)
+    renamed = pd.DataFrame(dicts(5)).rename(columns={"page": "pag"})
+    calls["a DataFrame of rows"] = partial(ToBatch(job.plan, None, "line"), renamed)
+    calls["a table"] = partial(dpstream.ReadTable, renamed, job)
+    calls["a path"] = partial(dpstream.ReadTable, "visits.csv", job)
+    check(Path(__file__).with_name("streams.txt"), of_refusals(calls))
+    assert accounts.charges(tmp_path / "book.db") == [] and not (tmp_path / "s.db").exists()
 
 
 def test_no_rows_are_no_batches(tmp_path: Path) -> None:
@@ -215,29 +250,6 @@ def test_batches_without_positions_and_what_is_no_batch_name_the_adapter(tmp_pat
         released(a_job(tmp_path / "two"), untyped, source="v1")
 
 
-@pytest.mark.parametrize(
-    ("given", "read", "field"),
-    [
-        ({"source": "v1"}, beam.Create(dicts(5)), "records"),
-        ({}, beam.Create(batches([0])), "source"),
-        ({"source": ""}, beam.Create(batches([0])), "source"),
-        ({"source": "v1", "store": "sqlite:x.db"}, beam.Create(batches([0])), "store"),
-        ({"source": "v1", "secret": "env:K"}, beam.Create(batches([0])), "secret"),
-        ({"source": "v1", "shards": 2}, beam.Create(batches([0])), "shards"),
-        ({"source": "v1", "public_keys": [7]}, beam.Create(batches([0])), "public_keys"),
-        ({"source": "v1", "public_keys": []}, beam.Create(batches([0])), "public_keys"),
-    ],
-)  # fmt: skip
-def test_what_is_refused_is_not_charged(
-    given: dict[str, Any], read: Any, field: str, tmp_path: Path
-) -> None:
-    job = a_job(tmp_path, account=ACCOUNT)
-    with pytest.raises(DpstreamError) as error:
-        released(job, read, **given)
-    assert error.value.field == field
-    assert accounts.charges(tmp_path / "book.db") == [] and not (tmp_path / "s.db").exists()
-
-
 def test_public_keys_are_published_with_or_without_records(tmp_path: Path) -> None:
     job = a_job(tmp_path)
 
@@ -292,12 +304,6 @@ def test_a_begun_run_has_its_keys(tmp_path: Path) -> None:
         dpstream.DPStream(job, run, public_keys=["p1"])
 
 
-@pytest.mark.parametrize("given", ["dpstream.toml", None, 7])
-def test_what_is_no_job_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="load_job"):
-        dpstream.DPStream(given, source="v1")
-
-
 _NOON = datetime.datetime(2024, 1, 2, 12)
 _EAST = datetime.timezone(datetime.timedelta(hours=5))
 #: Each of them and what it is: noon of that day, or nothing.
@@ -348,34 +354,6 @@ def test_stamps_are_times_as_event_times_are(tmp_path: Path) -> None:
 def test_neighbours_decide_nothing(kind: pa.DataType, value: Any, becomes: Any) -> None:
     for around in ([], [None], ["other", 3, 2.5]):
         assert column_of([value, *around], kind).to_pylist()[0] == becomes
-
-
-def test_no_values() -> None:
-    assert len(instants_of([])) == 0 and len(column_of([], pa.string())) == 0
-
-
-@pytest.mark.parametrize(
-    ("record_id", "given", "field"),
-    [
-        (False, {}, "records"), (False, {"partition": "part"}, "records"),
-        (True, {"offset": "line"}, "offset"), (True, {"partition": "part"}, "offset"),
-    ],
-)  # fmt: skip
-def test_what_nothing_numbers_is_refused(
-    record_id: bool, given: dict[str, str], field: str, tmp_path: Path
-) -> None:
-    job = a_job(tmp_path, record_id)
-    for of in (job, job.plan):
-        with pytest.raises(UsageError) as error:
-            dpstream.Rows(of, **given)
-        assert error.value.field == field and error.value.fix
-
-
-def test_the_refusal_names_every_way_to_number_rows(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as error:
-        dpstream.Rows(a_job(tmp_path))
-    for way in ("table.record_id", "offset=", "dpstream.ReadTable"):
-        assert way in error.value.fix
 
 
 def bundle(gather: Gather, elements: list[Any]) -> list[tuple[pa.RecordBatch, Any]]:
@@ -441,27 +419,6 @@ def test_with_a_record_id_a_bundle_cut_otherwise_is_the_same_records(tmp_path: P
     assert [row for b in again for row in b.to_pylist()] == once[0].to_pylist()
     assert {b.schema.metadata[PARTITION] for b in again} == {b"0"}
     assert [int(b.schema.metadata[OFFSET]) for b in batches(rows, 15)] == [0, 15, 30]
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "field"),
-    [("line", None, "offset"), ("line", -1, "offset"), ("line", "x", "offset"),
-     ("part", 1 << 31, "partition"), ("part", None, "partition")],
-)  # fmt: skip
-def test_rows_without_a_place_end_the_run(
-    column: str, value: Any, field: str, tmp_path: Path
-) -> None:
-    rows = dicts(5)
-    rows[3][column] = value
-    with pytest.raises(UsageError) as error:
-        ToBatch(a_job(tmp_path).plan, "part", "line")(rows)
-    assert error.value.field == field
-
-
-def test_a_dataframe_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
-    frame = pd.DataFrame(dicts(5)).rename(columns={"page": "pag"})
-    with pytest.raises(UsageError, match="no column 'page'"):
-        ToBatch(a_job(tmp_path).plan, None, "line")(frame)
 
 
 def test_missing_and_mistyped_cells_are_null(tmp_path: Path) -> None:

@@ -22,6 +22,16 @@ from dpstream.pipelines.statements.ownership import type_of
 from tests.pipelines.sql.shop import shop
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["CAST('x' AS BIGINT)", "1 / 0", "5 % 0", "CAST(1 / 0 AS BIGINT) + 1",
+     "9223372036854775807 + 1"],
+)  # fmt: skip
+def test_what_fails_is_null(text: str) -> None:
+    safe = tried(parse_one(text, dialect="duckdb")).sql("duckdb")
+    assert db.execute(f"SELECT {safe}").fetchall() == [(None,)]
+
+
 def test_sums_do_not_depend_on_the_order_of_rows() -> None:
     query = parse_one("SELECT SUM(x) AS s FROM t", dialect="duckdb")
     assert isinstance(query, exp.Select)
@@ -83,6 +93,17 @@ def test_computed_columns_have_the_type_that_was_found() -> None:
     for kind, name in wanted.items():
         assert tried(node.copy(), kind).sql("duckdb") == f"TRY_CAST(TRY(a + 1) AS {name})"
     assert tried(node.copy()).sql("duckdb") == "TRY(a + 1)"
+
+
+@pytest.mark.parametrize(
+    "equal", ["t.n * 9223372036854775807 = t.n", "t.n = t.n * 4611686018427387904"]
+)
+def test_equalities_with_a_column_do_not_fail(equal: str) -> None:
+    query = qualified(parsed(f"SELECT t.n FROM t WHERE {equal}"), {"t": {"n": "INT64"}})
+    assert isinstance(query, exp.Select)
+    base = db.connect()
+    base.execute("CREATE TABLE t (n BIGINT); INSERT INTO t VALUES (0), (7)")
+    assert base.sql(safe_query(query).sql("duckdb")).fetchall() == [(0,)]
 
 
 def test_each_part_is_evaluated_once() -> None:

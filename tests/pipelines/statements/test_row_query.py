@@ -380,6 +380,11 @@ def test_values(kind: str, values: list[Any], wanted: list[Any]) -> None:
     assert [one.to_pylist()[0] for one in alone] == wanted
 
 
+def test_text_that_is_not_utf8_is_null() -> None:
+    raw = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    assert typed(raw, "STRING").to_pylist() == ["a", None]
+
+
 def test_decimals_of_256_bits_are_counted(tmp_path: Path) -> None:
     """A schema allows them and DuckDB reads none: what fails on rows fails after the charge."""
     with_text(tmp_path, "SELECT page, day + 1 AS x FROM visits")
