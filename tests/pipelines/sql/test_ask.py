@@ -12,7 +12,6 @@ import duckdb
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql import stage
@@ -130,23 +129,6 @@ def test_laplace_is_charged_plain_and_needs_no_groups(tmp_path: Path) -> None:
     [charge] = charges(tmp_path)
     assert (charge.mu, charge.delta, charge.threshold_delta) == (None, 0.0, 0.0)
     assert answer.table.num_rows == 1 and abs(answer.table["n"][0].as_py() - 4_000) < 1_000
-
-
-def test_fresh_and_as_of_are_new_charges_and_changed_rows_none(tmp_path: Path) -> None:
-    data_set(tmp_path)
-    text = dp(f"page, {COUNTED} AS n")
-    first, fresh = answer_to(tmp_path, text), answer_to(tmp_path, text, FRESH)
-    assert fresh.charged and fresh.header.run_id != first.header.run_id
-    assert not fresh.table.equals(first.table)
-    assert answer_to(tmp_path, text).receipt == fresh.receipt  # the last one
-    data_set(tmp_path, visits(seed=8))
-    again = answer_to(tmp_path, text)
-    assert (again.charged, again.receipt) == (False, fresh.receipt)
-    may = answer_to(tmp_path, text, Asking(as_of="May"))
-    assert may.charged and not may.table.equals(fresh.table)
-    assert answer_to(tmp_path, text, Asking(as_of="May")).receipt == may.receipt
-    assert answer_to(tmp_path, text).receipt == fresh.receipt
-    assert len(charges(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("runner", [None, Runner("DirectRunner")], ids=["here", "workers"])
@@ -270,14 +252,6 @@ def test_a_tiny_budget_ends_alike_with_and_without_rows(tmp_path: Path, epsilon:
     assert ended[0] == ended[1]
     assert len(charges(tmp_path)) == ended.count("answered")
     assert (ended[0] == "answered") == (epsilon > 1e-7)
-
-
-def test_a_key_is_needed(tmp_path: Path) -> None:
-    path = data_set(tmp_path)
-    path.write_text(path.read_text().replace('secret = "file:noise.secret"', ""))
-    with pytest.raises(UsageError, match=r"secret"):
-        answer_to(tmp_path, dp(f"page, {COUNTED} AS n"))
-    assert charges(tmp_path) == []
 
 
 def test_ugly_data_never_raises(tmp_path: Path) -> None:

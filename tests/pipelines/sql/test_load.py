@@ -1,6 +1,8 @@
 """A data set of the project file: one unit, tables that say who owns their rows."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.sections import Via
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
-from dpstream.pipelines.tables.catalog import sql_type
-from dpstream.pipelines.tables.registration import check_keys
+from dpstream.pipelines.tables.catalog import Catalog
 from tests import projects
-from tests.pipelines.sql.shop import SHOP, shop
+from tests.golden.pinned import check, of_refusals
+from tests.pipelines.sql.shop import SHOP
 
 _TEXT = """
 version = 1
@@ -71,11 +73,6 @@ def test_a_file(tmp_path: Path) -> None:
     assert catalog.schema["orders"]["customer"] == "INT64"
     assert "customer" not in catalog.schema["customers"]
     assert catalog.declared_keys == [("customers", ("id",))]
-    (tmp_path / "dpstream.toml").write_text(_TEXT.replace('data_set = "other"\n', ""))
-    for data_set, field in (("shop", "table.dogs.data_set"), ("shops", "--data-set")):
-        with pytest.raises(UsageError) as caught:
-            load_catalog(tmp_path, data_set)
-        assert caught.value.field == field
 
 
 def test_the_data_set_that_has_tables_for_statements_is_chosen() -> None:
@@ -112,92 +109,60 @@ def _changed(**changes: Any) -> dict[str, Any]:
     return tables
 
 
-@pytest.mark.parametrize(("changes", "field", "kind"), [
-    ({"table__users__unit_column": None}, "table.users", UsageError),
-    ({"table__users__public": True}, "table.users", UsageError),
-    ({"table__pages__unit_column": "uid"}, "table.pages", UsageError),
-    ({"data_set__shop__unit__type": "string"}, "table.users.unit_column", UsageError),
-    ({"table__users__unit_column": "user"}, "table.users.unit_column", UsageError),
-    ({"table__released": {"path": "x.csv", "public": True}}, "table.released", UsageError),
-    ({"table__a-b": {"path": "x.csv", "public": True}}, "table.a-b", UsageError),
-    ({"table__Users": SHOP["table"]["users"]}, "table.Users", UsageError),
-    ({"table__users__path": None}, "table.users", UsageError),
-    ({"table__users__path": "users.xlsx"}, "table.users.path", UsageError),
-    ({"table__users__uri": "sqlite:///x"}, "table.users", UsageError),
-    ({"table__users__remote": "x"}, "table.users.remote", UsageError),
-    ({"table__users__path": None, "table__users__uri": "mysql://x"}, "table.users.uri", UsageError),
-    ({"table__users__columns": None}, "table.users.columns", UsageError),
-    ({"table__users__columns": {"uid": "LIST"}}, "table.users.columns", UsageError),
-    ({"table__users__columns": {"uid": "INT64", "UID": "INT64"}},
-     "table.users.columns", UsageError),
-    ({"table__users__columns": {"uid": "INT64", "a:b": "INT64"}},
-     "table.users.columns", UsageError),
-    ({"table__orders__unit_via": {"table": "nobody", "on": [["customer_id", "uid"]]}},
-     "table.orders.unit_via", UsageError),
-    ({"table__orders__unit_via": {"table": "items", "on": [["order_id", "order_id"]]}},
-     "table.orders.unit_via", UsageError),
-    ({"table__orders__unit_via": {"table": "depts", "on": [["customer_id", "floor"]]}},
-     "table.orders.unit_via", UsageError),
-    ({"table__orders__unit_via": {"table": "users", "on": []}},
-     "table.orders.unit_via.on", UsageError),
-    ({"table__orders__unit_via": {"table": "users", "on": [["customer_id", "dept"]]}},
-     "table.orders.unit_via.on", UsageError),
-    ({"table__orders__unit_via": {"table": "users", "on": [["price", "score"]]}},
-     "table.orders.unit_via.on", UsageError),
-    ({"table__orders__unit_via": {"table": "users", "on": [["nothing", "uid"]]}},
-     "table.orders.unit_via.on", UsageError),
-    ({"table__orders__columns__uid": "INT64"}, "table.orders.unit_via", UsageError),
-    ({"table__users__colums": {}}, "table.users.colums", UsageError),
-    ({"data_set__shop__unit__period": "1d"}, "data_set.shop.unit.period", UsageError),
-    ({"data_set__shop__unit__name": ""}, "data_set.shop.unit.name", UsageError),
-    ({"data_set__shop__account__limit": {"epsilon": 1.0, "delta": 1e-9}},
-     "data_set.shop.account.limit", UsageError),
-    ({"data_set__shop__account__id": "no id"}, "data_set.shop.account.id", UsageError),
-    ({"data_set__shop__account": None}, "data_set.shop.account", UsageError),
-    ({"data_set__shop__unit": None}, "data_set.shop.unit", UsageError),
-    ({"table": {}}, "data_set.shop", UsageError),
-])  # fmt: skip
-def test_refusals(changes: dict[str, Any], field: str, kind: type[DpstreamError]) -> None:
-    with pytest.raises(kind) as caught:
-        catalog_of(projects.of_sections(Path("/shop"), _changed(**changes)))
-    assert caught.value.field == field
+REFUSED: list[dict[str, Any]] = [
+    {"table__users__unit_column": None},
+    {"table__users__public": True},
+    {"table__pages__unit_column": "uid"},
+    {"data_set__shop__unit__type": "string"},
+    {"table__users__unit_column": "user"},
+    {"table__released": {"path": "x.csv", "public": True}},
+    {"table__a-b": {"path": "x.csv", "public": True}},
+    {"table__Users": SHOP["table"]["users"]},
+    {"table__users__path": None},
+    {"table__users__path": "users.xlsx"},
+    {"table__users__uri": "sqlite:///x"},
+    {"table__users__remote": "x"},
+    {"table__users__path": None, "table__users__uri": "mysql://x"},
+    {"table__users__columns": None},
+    {"table__users__columns": {"uid": "LIST"}},
+    {"table__users__columns": {"uid": "INT64", "UID": "INT64"}},
+    {"table__users__columns": {"uid": "INT64", "a:b": "INT64"}},
+    {"table__orders__unit_via": {"table": "nobody", "on": [["customer_id", "uid"]]}},
+    {"table__orders__unit_via": {"table": "items", "on": [["order_id", "order_id"]]}},
+    {"table__orders__unit_via": {"table": "depts", "on": [["customer_id", "floor"]]}},
+    {"table__orders__unit_via": {"table": "users", "on": []}},
+    {"table__orders__unit_via": {"table": "users", "on": [["customer_id", "dept"]]}},
+    {"table__orders__unit_via": {"table": "users", "on": [["price", "score"]]}},
+    {"table__orders__unit_via": {"table": "users", "on": [["nothing", "uid"]]}},
+    {"table__orders__columns__uid": "INT64"},
+    {"data_set__shop__unit__period": "1d"},
+    {"data_set__shop__unit__name": ""},
+    {"data_set__shop__account__limit": {"epsilon": 1.0, "delta": 1e-9}},
+    {"data_set__shop__account__id": "no id"},
+    {"data_set__shop__account": None},
+    {"data_set__shop__unit": None},
+    {"table": {}},
+    {"table__users": {"path": "x.parquet", "unit_column": "uid"}},
+]  # fmt: skip
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
-    for text in (None, b"x = [", b"\xff", b"# " + b"x" * (1 << 20)):
-        if text is not None:
-            (tmp_path / "dpstream.toml").write_bytes(text)
-        with pytest.raises(UsageError):
-            load_catalog(tmp_path / "dpstream.toml")
+def test_refusals(tmp_path: Path) -> None:
+    """Of a file too that is none, has no Parquet where it says so, or lets nobody choose."""
+
+    def loaded(folder: Path, changes: dict[str, Any]) -> Catalog:
+        return catalog_of(projects.of_sections(folder, _changed(**changes)))
+
     (tmp_path / "x.parquet").write_text("no")
-    for name in ("x.parquet", "y.parquet"):
-        with pytest.raises(UsageError) as caught:
-            sections = _changed(table__users__path=name, table__users__columns=None)
-            catalog_of(projects.of_sections(tmp_path, sections))
-        assert caught.value.field == "table.users.path"
-
-
-@pytest.mark.parametrize(("kind", "name"), [
-    (pa.int8(), "INT64"), (pa.uint32(), "INT64"), (pa.uint64(), "NUMERIC"),
-    (pa.float32(), "FLOAT64"), (pa.decimal128(9, 2), "NUMERIC"), (pa.bool_(), "BOOL"),
-    (pa.string(), "STRING"), (pa.dictionary(pa.int8(), pa.string()), "STRING"),
-    (pa.binary(), "BYTES"), (pa.date32(), "DATE"), (pa.timestamp("us", "UTC"), "TIMESTAMP"),
-    (pa.timestamp("us"), "DATETIME"), (pa.list_(pa.int8()), None), (pa.struct([]), None),
-])  # fmt: skip
-def test_types_of_arrow(kind: pa.DataType, name: str | None) -> None:
-    assert sql_type(kind) == name
-
-
-def test_keys_are_unique() -> None:
-    catalog = shop()
-    assert catalog.declared_keys == [("orders", ("order_id",)), ("users", ("uid",))]
-    tables = {
-        "users": [pa.record_batch({"UID": [1, 2, None]}), pa.record_batch({"UID": [3, None]})],
-        "orders": [pa.record_batch({"order_id": [1, 2]}), pa.record_batch({"order_id": [3]})],
-    }
-    check_keys(catalog, tables.__getitem__)
-    check_keys(catalog, lambda name: [])
-    tables["orders"].append(pa.record_batch({"order_id": [987654321, 1]}))
-    with pytest.raises(PolicyError) as caught:
-        check_keys(catalog, tables.__getitem__)
-    assert caught.value.field == "table orders" and "987654321" not in str(caught.value)
+    calls: dict[str, Callable[[], object]] = {}
+    for changes in REFUSED:
+        calls[f"{changes}"] = partial(loaded, tmp_path, changes)
+    contents = {"text": b"x = [", "UTF-8": b"\xff", "a small file": b"# " + b"x" * (1 << 20)}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.toml").write_bytes(content)
+        calls[f"no {name}"] = partial(load_catalog, tmp_path / f"{name}.toml")
+    calls["no file"] = partial(load_catalog, tmp_path / "none.toml")
+    (tmp_path / "dpstream.toml").write_text(_TEXT.replace('data_set = "other"\n', ""))
+    for data_set in ("shop", "shops", None):
+        calls[f"data set {data_set}"] = partial(load_catalog, tmp_path, data_set)
+    text = of_refusals(calls).replace(str(tmp_path), "FOLDER")
+    check(Path(__file__).with_name("catalogs.txt"), text)

@@ -7,7 +7,7 @@ import pickle
 import secrets
 import stat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -25,16 +25,13 @@ from dpstream.pipelines.sql import flow
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
-from dpstream.pipelines.sql.stage import MAX_SHARDS, LocalShards, Spread
+from dpstream.pipelines.sql.stage import Spread
 from dpstream.pipelines.sql.work import (
     Work,
     place_of,
-    read_counts,
     read_sums,
-    write_counts,
     write_sums,
 )
-from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
 from tests.pipelines.sql.asking import ALL, COUNTED, KEY, OPTIONS, answer_to, data_set, dp
 from tests.pipelines.sql.shop import database, of_units, shop, ugly_rows
 from tests.pipelines.sql.test_spread import DIRECT, JOINED, company
@@ -61,18 +58,6 @@ def test_shards_and_kinds_of_files_change_no_byte_of_the_rows(
     assert all(answer.table.equals(first) for answer in tables[1:2])
     # Another catalog is another question: noise differs, the columns do not.
     assert all(answer.table.schema == first.schema for answer in tables[2:])
-
-
-def test_turns_grow_fourfold_and_end_at_the_most() -> None:
-    turns, tried = LocalShards(cast(Engine, None), KeyRing(bytes.fromhex(KEY)), 1), []
-
-    def once() -> None:
-        tried.append(turns._shards)
-        raise MemoryLimitError("memory", "is too small", "give more")
-
-    with pytest.raises(MemoryLimitError):
-        turns._fitted(once)
-    assert tried == [1, 4, 16, 64, 256, 1024, MAX_SHARDS] and MAX_SHARDS == 4_096
 
 
 def test_outer_parts_work_on_released_columns(tmp_path: Path) -> None:
@@ -241,20 +226,6 @@ def test_shards_meet_by_group(tmp_path: Path, ring: KeyRing) -> None:
     assert total.sums[0].tolist() == [-33, -14, -20] and total.sums[3][0] == 33 << 40
     at, value, weight = shards[1][1].rows["m"]
     assert shards[1][1].group[at].tolist() == [0] and (value[0], weight[0]) == (8, 5)
-
-
-def test_without_groups_there_is_one(tmp_path: Path, ring: KeyRing) -> None:
-    none = Groups([], [], ring.key)
-    write_sums(place_of(tmp_path, 0), none, sums(3), rows(0, 1)._replace(rows={}))
-    [(total, _)] = read_sums(tmp_path, 1, none, [])
-    assert total.units.tolist() == [3]
-
-
-def test_histograms_add_up(tmp_path: Path) -> None:
-    for shard in range(3):
-        write_counts(place_of(tmp_path, shard), {"a": np.arange(4) * shard, "b": np.ones(2, int)})
-    histograms = read_counts(tmp_path, 3, ["a", "b"])
-    assert histograms["a"].tolist() == [0, 3, 6, 9] and histograms["b"].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("what", ["missing", "cut", "empty"])
