@@ -90,6 +90,7 @@ REFUSED: list[tuple[dict[str, Any], Any]] = [
         )
     ),
 ]  # fmt: skip
+NO_JOBS: list[Any] = ["dpstream.toml", None, 7]
 #: Positions that are none.
 PLACES = [("line", None), ("line", -1), ("line", "x"), ("part", 1 << 31), ("part", None)]
 
@@ -100,7 +101,7 @@ def test_what_is_refused_is_not_charged(tmp_path: Path) -> None:
         f"{given} of {'batches' if number else 'rows'}": partial(released, job, read, **given)
         for number, (given, read) in enumerate(REFUSED)
     }
-    calls |= {f"{given}": partial(dpstream.DPStream, given) for given in ("dpstream.toml", None, 7)}
+    calls |= {f"{given}": partial(dpstream.DPStream, given) for given in NO_JOBS}
     for name, columns in (("rows", {}), ("partitions", {"partition": "part"})):
         calls[f"{name} of a job"] = partial(dpstream.Rows, job, **columns)
         calls[f"{name} of a plan"] = partial(dpstream.Rows, job.plan, **columns)

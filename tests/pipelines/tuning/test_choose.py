@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +10,10 @@ from unittest import mock
 import msgspec
 import numpy as np
 import pytest
-from click.testing import Result
 
-from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError
-from dpstream.accounting.plan.plan import with_privacy
 from dpstream.accounting.tuning.question import encoder_matrix
-from dpstream.accounting.tuning.starred import usual
-from dpstream.accounting.weights import MILD
-from dpstream.dp_transforms import tuning
 from dpstream.pipelines.connectors.files.source import recorded
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
@@ -28,16 +21,13 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.pipelines.tuning import choose as module
 from dpstream.pipelines.tuning.ask import CheckedRequest, Request, ask
 from dpstream.pipelines.tuning.choose import (
-    bounds_of,
-    content_of,
-    noise_at_the_end,
     read_off_runnable,
     refuse_own_data,
     with_bounds,
 )
 from dpstream.state import open as stores
-from dpstream.state.ledger.contract import AnswerLog
 from tests import accounts
+from tests.golden.pinned import check, of_cases
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     CANARY,
@@ -59,21 +49,6 @@ from tests.pipelines.tuning.asking import (  # noqa: F401
 )
 
 TEXT = b"user,key,time,value\nu,k,2024-01-01T00:00:00Z,1\n"
-
-
-def test_content_is_of_the_unpacked_text(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(TEXT)
-    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(TEXT))
-    (tmp_path / "c.csv").write_bytes(TEXT[:-2] + b"2\n")
-    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(TEXT)[:-9])
-    a, b, c, d = (
-        content_of(str(tmp_path / name), "csv")
-        for name in ("a.csv", "b.csv.gz", "c.csv", "d.csv.gz")
-    )
-    assert a == b and a[0] == len(TEXT)
-    assert a[0] == c[0] and len({a[1], c[1], d[1]}) == 3
-    packed = content_of(str(tmp_path / "b.csv.gz"), "parquet")
-    assert packed != a
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -107,22 +82,6 @@ def nodes(question: CheckedRequest, pairs: int) -> list[np.ndarray]:
         counts[np.searchsorted(of.candidates, value)] = 900
         node_values.append(encoder_matrix(of.cells) @ counts)
     return node_values
-
-
-def test_noise_is_that_of_the_plan(checked: CheckedRequest) -> None:
-    plan = with_bounds(checked, (("column_1", -40, 40),))
-    for count, bound in ((4, None), (12, None), (12, 1)):
-        other = with_privacy(plan, contributions=count, per_key_bound=bound)
-        other = with_privacy(other, weights=usual(other))
-        assert (other.privacy.weights == MILD) == (count >= 8)
-        assert noise_at_the_end(plan, count, bound) == allocate(other).values[0].sd[-1]
-    assert noise_at_the_end(plan, 10**6, None) == math.inf == noise_at_the_end(plan, 4, -3)
-
-
-def test_bounds_are_in_the_columns_units(checked: CheckedRequest) -> None:
-    assert bounds_of(checked, (("column_1", -40, 41),)) == {"total": (-20, 20.5)}
-    [_, total] = with_bounds(checked, (("column_1", -40, 40),)).aggregates
-    assert total.bounds == (-20, 20)
 
 
 def test_the_largest_bound_that_can_be_run(checked: CheckedRequest) -> None:
@@ -220,28 +179,6 @@ def test_c_is_lowered_to_what_can_be_drawn(project: Path) -> None:
 # --- charged before anything is drawn ------------------------------------------------------------
 
 
-def test_the_charge_is_durable_before_the_first_draw(project: Path) -> None:
-    seen: list[int] = []
-    real = tuning.noisy
-
-    def noisy(*args: object) -> object:
-        seen.append(entries(project))
-        return real(*args)  # type: ignore[arg-type]
-
-    with mock.patch.object(module, "noisy", noisy):
-        done(choose(project))
-    assert seen and set(seen) == {1}
-
-
-def test_an_interrupted_tuning_goes_on_at_no_charge(project: Path) -> None:
-    with mock.patch.object(module, "noisy", side_effect=KeyboardInterrupt):
-        assert choose(project).exit_code == 4
-    assert entries(project) == 1 and "new" not in jobs(project)
-    with mock.patch.object(module, "append_section", side_effect=KeyboardInterrupt):
-        assert choose(project).exit_code == 4
-    assert entries(project) == 1
-
-
 def test_the_same_question_is_answered_again_and_another_is_charged(project: Path) -> None:
     first = json.loads(done(choose(project, "a", "--json")).stdout)
     accounts.set_limit(account(project), (9.0, 1e-6))
@@ -299,40 +236,6 @@ def test_names_are_no_part_of_the_question(project: Path) -> None:
     assert other["charged"] and entries(project) == 2
 
 
-def test_a_resumed_draw_repeats_the_noise(project: Path) -> None:
-    nodes: list[bytes] = []
-    real = tuning.noisy
-
-    def noisy(*args: object) -> list[Int64]:
-        out = real(*args)  # type: ignore[arg-type]
-        nodes.extend(of.tobytes() for of in out)
-        return out
-
-    with mock.patch.object(module, "noisy", noisy):
-        with mock.patch.object(AnswerLog, "commit", side_effect=KeyboardInterrupt):
-            assert choose(project).exit_code == 4
-        done(choose(project))  # same run id: nothing was released under it
-        assert nodes[:2] == nodes[2:] and entries(project) == 1
-        write(project, ("limit = { epsilon = 3.0", "limit = { epsilon = 9.0"))
-        done(choose(project, "other", "--quantile", "0.8"))
-    assert len(set(nodes)) == 4 and entries(project) == 2
-
-
-def test_beyond_the_limit_nothing_is_charged_or_read(project: Path) -> None:
-    write(project, ("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"))
-    with mock.patch.object(module, "tally", side_effect=AssertionError):
-        result = choose(project)
-    assert result.exit_code == 3 and "tuning and the stream" in result.stderr
-    assert entries(project) == 0 and "new" not in jobs(project)
-
-
-def test_what_cannot_be_charged_is_refused(project: Path) -> None:
-    line = next(line for line in PROJECT.splitlines() if line.startswith("account"))
-    write(project, (f"{line}\n", ""))
-    result = choose(project, "new", "--json")
-    assert result.exit_code == 3 and json.loads(result.stderr)["field"] == "account"
-
-
 # --- receipts -------------------------------------------------------------------------------------
 
 
@@ -360,51 +263,54 @@ def test_units_beyond_the_largest_candidate_take_it(project: Path) -> None:
     assert result["contributions"] == 8 and "beyond --max-contributions" in result["notes"][0]
 
 
-REFUSED: list[tuple[Callable[[Path], Result], str]] = [
-    (lambda p: choose(p, "new", ask=("--epsilon", "1")), "--first"),
-    (lambda p: choose(p, "new", ask=("--first", "12h")), "--epsilon"),
-    (lambda p: choose(p, "new", ask=("--first", "3d", "--epsilon", "1")), "--first"),
-    (lambda p: choose(p, "new", ask=("--first", "0s", "--epsilon", "1")), "--first"),
-    (lambda p: choose(p, "new", ask=("--first", "soon", "--epsilon", "1")), "--first"),
-    (lambda p: choose(p, "new", ask=("--first", "1m", "--epsilon", "1")), "--first"),
-    (lambda p: choose(p, "new", ask=("--first", "12h", "--epsilon", "1e-7")), "--epsilon"),
-    (lambda p: choose(p, "new", "--cover", "0.9", "--quantile", "0.5"), "--cover"),
-    (lambda p: choose(p, "new", "--scale", "0"), "--scale"),
-    (lambda p: choose(p, "hourly"), "--as"),
-    (lambda p: choose(p, "in/new"), "--as"),
-    (lambda p: call("choose", "--project", p, *ASK), "--as"),
-    (lambda p: choose(p, "new", "--as-of", "a\nb"), "as_of"),
+_LINE = next(line for line in PROJECT.splitlines() if line.startswith("account"))
+#: The words of a command, and parts of the project file that are replaced.
+REFUSED: list[tuple[tuple[str, ...], tuple[str, str] | None]] = [
+    *(
+        (("hourly", *words), None)
+        for words in (
+            ("--epsilon", "1", "--as", "new"),
+            ("--first", "12h", "--as", "new"),
+            ("--first", "3d", "--epsilon", "1", "--as", "new"),
+            ("--first", "0s", "--epsilon", "1", "--as", "new"),
+            ("--first", "soon", "--epsilon", "1", "--as", "new"),
+            ("--first", "1m", "--epsilon", "1", "--as", "new"),
+            ("--first", "12h", "--epsilon", "1e-7", "--as", "new"),
+            (*ASK, "--as", "new", "--cover", "0.9", "--quantile", "0.5"),
+            (*ASK, "--as", "new", "--scale", "0"),
+            (*ASK, "--as", "hourly"),
+            (*ASK, "--as", "in/new"),
+            ASK,
+            (*ASK, "--as", "new", "--as-of", "a\nb"),
+        )
+    ),
+    *(
+        (("hourly", *ASK, "--as", "new"), change)
+        for change in (
+            (f"{_LINE}\n", ""),
+            ("epsilon = 3.0, delta = 1e-6", "epsilon = 2.01, delta = 1e-8"),
+            ("choice.range = { total = [-100, 200] }", ""),
+            ("range = { total", "range = { totl = [0, 1], total"),
+            ("[-100, 200]", "[-1e9, 1e9]"),
+            ("[-100, 200]", '["a", 2]'),
+            ('{ kind = "count" }', '"count"'),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize("index", range(len(REFUSED)))
-def test_refused_before_any_charge(project: Path, index: int) -> None:
-    ask, field = REFUSED[index]
-    result = ask(project)
-    assert result.exit_code in (2, 3) and f": {field}: " in result.stderr, result.output
-    *account, _ = result.stderr.splitlines()
-    assert all(line.startswith(("Project ", "Account ")) for line in account)
-    assert entries(project) == 0
-    assert "new" not in jobs(project)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "field"),
-    [
-        ("choice.range = { total = [-100, 200] }", "", "job.hourly.choice.range.total"),
-        ("range = { total", "range = { totl = [0, 1], total", "job.hourly.choice.range"),
-        ("[-100, 200]", "[-1e9, 1e9]", "aggregate.total.grid"),
-        ("[-100, 200]", '["a", 2]', "job.hourly.aggregate.total.bounds[0]"),
-        ("secret", "secrit", "data_set.deliveries.secrit"),
-        ("release_every", "release_evry", "job.hourly.release_evry"),
-        ('{ kind = "count" }', '"count"', "job.hourly.aggregate.records"),
-    ],
-)
-def test_jobs_that_cannot_be_tuned(project: Path, old: str, new: str, field: str) -> None:
-    write(project, (old, new))
-    result = choose(project, "new", "--json")
-    assert result.exit_code == 2 and json.loads(result.stderr)["field"] == field, result.stderr
-    assert entries(project) == 0
+def test_refused_before_any_charge(project: Path) -> None:
+    refusals = {}
+    for words, change in REFUSED:
+        write(project, *([change] if change else [PROJECT]))
+        result = call("choose", *words, "--project", project, "--json")
+        refusal = json.loads(result.stderr)
+        assert result.exit_code == refusal["exit_code"] and entries(project) == 0
+        assert "new" not in jobs(project)
+        text = f"{result.exit_code} {refusal['field']}: {refusal['rule']}. Fix: {refusal['fix']}."
+        refusals[f"{' '.join(words)!r} {change or ''}"] = f"{text}\n"
+    text = of_cases(refusals).replace(str(project), "PROJECT")
+    check(Path(__file__).with_name("choose.txt"), text)
 
 
 def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
