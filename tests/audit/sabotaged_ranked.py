@@ -22,8 +22,7 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state.keycounts import KeyCounts
 from tests.accounting.plans import allocate_sharing
 from tests.audit.sabotage import Sabotage, half_scale, replaced, with_tau
-from tests.budgets import budgets
-from tests.designs import redesigned
+from tests.budgets import budgets, redesigned
 from tests.dp_transforms.test_every_path import (
     of_one_shard,
     recomputed_by_stamp,

@@ -22,8 +22,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.selection import NoisyThresholds
 from dpstream.state import open as stores
-from tests.budgets import budgeted
-from tests.designs import redesigned
+from tests.budgets import budgeted, redesigned
 from tests.dp_transforms.exhaustive import LATTICE, slow_weights
 from tests.dp_transforms.reference import admitted, bounds_keys
 from tests.dp_transforms.runs import (

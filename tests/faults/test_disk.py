@@ -32,7 +32,7 @@ from tests.faults.places import places
 from tests.faults.runs import calm, job, released
 from tests.faults.systems import SYSTEMS, charged, done
 from tests.faults.test_store_faults import redelivered
-from tests.relay import Relay
+from tests.listening import Relay
 from tests.runners.engines import need, without
 from tests.runners.prism import wait_for
 from tests.written import write_release

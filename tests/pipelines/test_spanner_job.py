@@ -23,11 +23,11 @@ from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
 from dpstream.state.spanner.schema import create_tables, named, read_metadata, swap_metadata
 from tests import accounts, emulator
+from tests.emulator import CANARY, refusing
 from tests.faults.processes import files
 from tests.fixed_runs import fix_run_id
 from tests.pipelines.operate.test_state_admin import PROJECT, with_account
 from tests.projects import typed
-from tests.refusing import CANARY, refusing
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,7 +28,7 @@ from dpstream.accounting.strategies import blt as blt_table
 from dpstream.accounting.strategies import make_strategy
 from dpstream.accounting.weights import EVEN, MILD, STEEP, SelectionWeights
 from tests.accounting.plans import UNITS, Make
-from tests.designs import redesigned
+from tests.budgets import redesigned
 from tests.golden.refusals import Refused
 
 SUM = Aggregate("units", "sum", "x", (-3.0, 9.0))  # another stream's name, on purpose

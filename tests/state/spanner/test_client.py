@@ -37,10 +37,9 @@ from dpstream.state.spanner.store import SpannerStore
 from dpstream.state.store import Store
 from dpstream.state.transfer import copy_store
 from tests import emulator
-from tests.emulator import HOST, free_port
+from tests.emulator import CANARY, HOST, free_port, refusing
 from tests.faults.unsure import failure
 from tests.golden.refusals import Refused
-from tests.refusing import CANARY, refusing
 from tests.state.conformance import IDENTITY, KEY_SCHEMA, STREAMS, take_step
 from tests.state.life_conformance import LINE, OLD, everything_of, sample
 from tests.state.spanner.bench import SpannerRetentionBench

@@ -36,8 +36,8 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.fixed_runs import RUN_ID
+from tests.listening import Relay
 from tests.published import RUNS, Published
-from tests.relay import Relay
 from tests.sent import SINKS, sent
 
 #: The run id as its releases show it: it was given, not drawn.
