@@ -3,7 +3,7 @@
 import contextlib
 import decimal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,32 @@ def _rows(size: int = 3_000) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
+def _database(path: Path, size: int, *more: str) -> None:
+    """A file of SQLite with so many rows, and what more statements make of them."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for text in (text for text in more if text.startswith("PRAGMA")):
+            db.execute(text)
+        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
+        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(size))
+        for text in (text for text in more if not text.startswith("PRAGMA")):
+            db.execute(text)
+        db.commit()
+
+
+@pytest.fixture
+def run(server: str) -> Callable[..., None]:
+    """Commits statements in a transaction; ``rows`` are for the one with parameters."""
+    import adbc_driver_postgresql.dbapi as postgresql
+
+    def committed(*texts: str, rows: Sequence[tuple[Any, ...]] = ()) -> None:
+        with postgresql.connect(server) as connection, connection.cursor() as cursor:
+            for text in texts:
+                cursor.executemany(text, rows) if "$1" in text else cursor.execute(text)
+            connection.commit()
+
+    return committed
+
+
 def _check(catalog: Catalog) -> None:
     answer = ask(catalog, dp(f"page, {COUNTED} AS n, AVG(d, contribution_bounds_per_row => "
                             "(0, 3000)) AS a", options=_WIDE) + " ORDER BY page")  # fmt: skip
@@ -85,10 +111,7 @@ def test_sqlite_s_path_starts_from_the_catalog_s_folder(
 ) -> None:
     for folder, rows in (("catalog", 7), ("elsewhere", 9)):
         (tmp_path / folder).mkdir()
-        with contextlib.closing(sqlite3.connect(tmp_path / folder / "shop.db")) as db:
-            db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
-            db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(rows))
-            db.commit()
+        _database(tmp_path / folder / "shop.db", rows)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with Engine(_catalog(tmp_path / "catalog", "sqlite:///shop.db"), ["visits"]) as engine:
         assert engine.run("SELECT COUNT(*) AS n FROM visits")["n"][0].as_py() == 7
@@ -96,11 +119,7 @@ def test_sqlite_s_path_starts_from_the_catalog_s_folder(
 
 def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
     """Of a database in WAL mode, which its writer has closed."""
-    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
-        db.execute("PRAGMA journal_mode = wal")
-        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
-        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
-        db.commit()
+    _database(tmp_path / "shop.db", 3_000, "PRAGMA journal_mode = wal")
     catalog = _catalog(tmp_path, "sqlite:///shop.db")
     text = dp(f"page, {COUNTED} AS n", options=_WIDE)
     first = ask(catalog, text)
@@ -119,10 +138,7 @@ def test_a_log_that_reading_makes_is_no_change(tmp_path: Path) -> None:
 def test_a_journal_of_a_killed_program_is_rolled_back(tmp_path: Path) -> None:
     """Its uncommitted rows are in the file, and in no answer."""
     path = tmp_path / "shop.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
-        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
-        db.commit()
+    _database(path, 3_000)
     catalog, text = _catalog(tmp_path, "sqlite:///shop.db"), dp(f"page, {COUNTED} AS n")
     before = exact_rows(catalog)
     journal = leave_journal(path)
@@ -131,11 +147,8 @@ def test_a_journal_of_a_killed_program_is_rolled_back(tmp_path: Path) -> None:
 
 
 def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
-        db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
-        db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(30))
-        db.execute("INSERT INTO Visits (UID, page) VALUES (77, CAST(x'fffe' AS TEXT))")
-        db.commit()
+    odd = "INSERT INTO Visits (UID, page) VALUES (77, CAST(x'fffe' AS TEXT))"
+    _database(tmp_path / "shop.db", 30, odd)
     with Engine(_catalog(tmp_path, "sqlite:///shop.db"), ["visits"]) as engine:
         rows = engine.run("SELECT page, UPPER(page) AS p FROM visits WHERE uid = 77").to_pylist()
         assert rows == [{"page": None, "p": None}]
@@ -143,12 +156,9 @@ def test_a_text_of_sqlite_that_is_none_is_null(tmp_path: Path) -> None:
 
 
 def test_sqlite(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "shop.db")
-    db.execute("CREATE TABLE Visits (UID, page, f, d, b, day, at)")
-    db.executemany("INSERT INTO Visits VALUES (?, ?, ?, ?, ?, ?, ?)", _rows())
     # A column has no type of its own there: whatever stands in it, nothing fails.
-    db.execute("INSERT INTO Visits VALUES ('x', 5, 'y', 'z', 3, 'd', 4)")
-    db.commit()
+    strange = "INSERT INTO Visits VALUES ('x', 5, 'y', 'z', 3, 'd', 4)"
+    _database(tmp_path / "shop.db", 3_000, strange)
     catalog = _catalog(tmp_path, f"sqlite:///{tmp_path}/shop.db")
     _check(catalog)
     with Engine(catalog, ["visits"]) as engine:
@@ -158,9 +168,9 @@ def test_sqlite(tmp_path: Path) -> None:
     question = dp(f"page, {COUNTED} AS n", options=_WIDE)
     first = ask(catalog, question)
     assert ask(catalog, question).receipt == first.receipt
-    db.execute("DELETE FROM Visits WHERE page = 5")
-    db.commit()
-    db.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("DELETE FROM Visits WHERE page = 5")
+        db.commit()
     again = ask(catalog, question)  # whatever the file is now
     assert (again.receipt, again.charged) == (first.receipt, False)
     assert ask(catalog, question, Asking(as_of="later")).charged
@@ -171,23 +181,18 @@ def test_a_database_that_is_not_there_is_a_coded_error(tmp_path: Path) -> None:
         ask(_catalog(tmp_path, f"sqlite:///{tmp_path}/none.db"), dp(f"page, {COUNTED} AS n"))
 
 
-def test_postgresql(server: str, tmp_path: Path) -> None:
-    import adbc_driver_postgresql.dbapi as postgresql
+_COLUMNS_THERE = "(uid bigint, page text, f float8, d numeric, b bytea, day date, at timestamptz)"
 
-    with postgresql.connect(server) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA s")
-        cursor.execute(
-            'CREATE TABLE s."Visits" (uid bigint, page text, f float8, d numeric, '
-            "b bytea, day date, at timestamptz)"
-        )
-        cursor.executemany(
-            'INSERT INTO s."Visits" VALUES ($1, $2, $3, $4::text::numeric, $5, $6::text::date, '
-            "$7::text::timestamptz)",
-            _rows(),
-        )
-        cursor.execute("INSERT INTO s.\"Visits\" VALUES (1, 'odd', 'NaN', 'NaN', '', "
-                       "'infinity', 'infinity')")  # fmt: skip
-        connection.commit()
+
+def test_postgresql(server: str, run: Callable[..., None], tmp_path: Path) -> None:
+    run(
+        "CREATE SCHEMA s",
+        f'CREATE TABLE s."Visits" {_COLUMNS_THERE}',
+        'INSERT INTO s."Visits" VALUES ($1, $2, $3, $4::text::numeric, $5, $6::text::date, '
+        "$7::text::timestamptz)",
+        "INSERT INTO s.\"Visits\" VALUES (1, 'odd', 'NaN', 'NaN', '', 'infinity', 'infinity')",
+        rows=_rows(),
+    )
     catalog = _catalog(tmp_path, server, "s.Visits")
     _check(catalog)
     with Engine(catalog, ["visits"]) as engine:
@@ -197,27 +202,17 @@ def test_postgresql(server: str, tmp_path: Path) -> None:
         assert python_values(day) == ["-5877611-06-21"]  # the driver wraps PostgreSQL's infinity
     question = dp(f"page, {COUNTED} AS n", options=_WIDE)
     first = ask(catalog, question)
-    with postgresql.connect(server) as connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
-        connection.commit()
+    run("DELETE FROM s.\"Visits\" WHERE page = 'odd'")
     again = ask(catalog, question)
     assert (again.receipt, again.charged) == (first.receipt, False)
     assert ask(catalog, question, FRESH).charged
 
 
 def test_rows_of_a_server_that_change_get_other_noise(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under one run id, of a charge whose receipt was lost; and over the same rows the same."""
-    import adbc_driver_postgresql.dbapi as postgresql
-
-    def run(text: str) -> None:
-        with postgresql.connect(server) as connection, connection.cursor() as cursor:
-            cursor.execute(text)
-            connection.commit()
-
-    run('CREATE TABLE "Visits" (uid bigint, page text, f float8, d numeric, b bytea, day date, '
-        "at timestamptz)")  # fmt: skip
+    run(f'CREATE TABLE "Visits" {_COLUMNS_THERE}')
     run("INSERT INTO \"Visits\" (uid, page) SELECT i, 'a' FROM generate_series(1, 900) i")
     catalog = _catalog(tmp_path, server)
     text = dp(f"{COUNTED} AS n", "FROM visits", "epsilon = 1e-3, mechanism = GEOMETRIC")
@@ -243,20 +238,6 @@ def test_rows_of_a_server_that_change_get_other_noise(
         noise.append(answer.table["n"][0].as_py() - exact_rows(catalog))
     assert noise[0] == noise[1]
     assert noise[2] not in (noise[0], noise[0] + 1)
-
-
-@pytest.fixture
-def run(server: str) -> Callable[..., None]:
-    """Commits statements in a transaction of their own."""
-    import adbc_driver_postgresql.dbapi as postgresql
-
-    def committed(*texts: str) -> None:
-        with postgresql.connect(server) as connection, connection.cursor() as cursor:
-            for text in texts:
-                cursor.execute(text)
-            connection.commit()
-
-    return committed
 
 
 @pytest.mark.parametrize("name", few_first(BEFORE_NOISE))
