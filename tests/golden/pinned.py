@@ -77,6 +77,15 @@ def of_refusals(calls: Mapping[str, Callable[[], object]]) -> str:
     return of_cases(texts)
 
 
+def refusal(call: Callable[..., object], *args: Any, **given: Any) -> str:
+    """Class and field of what a call is refused with; empty where it is not."""
+    try:
+        call(*args, **given)
+    except DpstreamError as error:
+        return f"{type(error).__name__} {error.field}"
+    return ""
+
+
 def digest(data: bytes) -> str:
     """128 bits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

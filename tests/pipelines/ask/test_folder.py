@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     File,
@@ -22,6 +22,7 @@ from dpstream.pipelines.ask.draft import (
 )
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of, is_written
 from dpstream.pipelines.formats.receipt import encoded
+from tests.golden.pinned import refusal
 
 NAMES = ["a.csv", "deep/er/b.csv"]
 RECEIPT = b"receipt"
@@ -92,13 +93,10 @@ def test_what_else_stands_there_is_not_touched(tmp_path: Path) -> None:
     files = archived(archive)
     out.mkdir()
     (out / "mine").write_text("mine")
-    with pytest.raises(UsageError):
-        published(archive, out, files)
-    with pytest.raises(UsageError):
-        Output(out, "manifest").check(None)
+    assert refusal(published, archive, out, files) == "UsageError OUT"
+    assert refusal(Output(out, "manifest").check, None) == "UsageError OUT"
     (out / "manifest").write_bytes(b"another receipt")
-    with pytest.raises(UsageError):
-        published(archive, out, files)
+    assert refusal(published, archive, out, files) == "UsageError OUT"
     assert (out / "mine").read_text() == "mine" and hidden(tmp_path) == []
 
 
@@ -109,14 +107,15 @@ def test_the_output_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest").write_bytes(b'{"run_id": "%s"}' % mine)
     output.check(mine.decode())
     for run_id in (other.decode(), "", None):
-        with pytest.raises(UsageError):
-            output.check(run_id)
+        assert refusal(output.check, run_id) == "UsageError OUT"
 
 
 def test_a_place_where_no_folder_can_be_made_is_refused_before_the_charge(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError):
-        Output(tmp_path / "file" / "below" / "out", "manifest").check(None)
+    assert (
+        refusal(Output(tmp_path / "file" / "below" / "out", "manifest").check, None)
+        == "RunError OUT"
+    )
     Output(tmp_path / "below" / "out", "manifest").check(None)
     assert hidden(tmp_path) == [] and len(list(tmp_path.iterdir())) == 1
 
@@ -139,8 +138,7 @@ def test_a_draft_that_is_not_kept_goes(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "answers")
     with archive.draft() as draft:
         (draft / NAMES[0]).write_text("x")
-        with pytest.raises(RunError):
-            archive.seal(draft, NAMES)
+        assert refusal(archive.seal, draft, NAMES) == "RunError runner"
     assert list((tmp_path / "answers").iterdir()) == []
     archived(archive)
     files = archived(archive)  # the same receipt again, of somebody who was cut off
@@ -164,21 +162,18 @@ def manifest(**changed: object) -> Manifest:
 
 def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     (tmp_path / "t1").write_text("no folder")
-    with pytest.raises(RunError, match=r"OUT: cannot be written: a file of that name"):
-        write_file(tmp_path, File("t1/a.csv", b"one\n"))
+    assert refusal(write_file, tmp_path, File("t1/a.csv", b"one\n")) == "RunError OUT"
 
 
 def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert existing_manifest(out) is None
     out.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="no output of this command"):
-        existing_manifest(out)
+    assert refusal(existing_manifest, out) == "UsageError OUT"
     out.unlink()
     out.mkdir()
     (out / MANIFEST).write_text('{"program": "p", "more": 1}')
-    with pytest.raises(PolicyError, match="another form"):
-        existing_manifest(out)
+    assert refusal(existing_manifest, out) == "PolicyError manifest.json"
     assert decoded(encoded(manifest())) == manifest()
 
 
@@ -191,5 +186,4 @@ def test_objects_are_put_and_got(tmp_path: Path) -> None:
     assert get((tmp_path / "b").as_uri(), file.name) == b"one\n"
     assert get((tmp_path / "b").as_uri(), "t1/none.csv") is None
     (tmp_path / "c").write_text("no folder")
-    with pytest.raises(RunError, match="out_folder"):
-        put((tmp_path / "c").as_uri(), file)
+    assert refusal(put, (tmp_path / "c").as_uri(), file) == "RunError out_folder"

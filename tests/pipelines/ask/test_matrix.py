@@ -91,7 +91,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
 #: Where tests of the suite and of the faults are.
 ASK, FAULTS = "tests/pipelines/ask/test_question.py", "tests/faults/"
 RECOVERED = f"{FAULTS}test_recovered_account.py"
-REPEATED = f"{FAULTS}test_fresh_repeated.py::test_it_is_charged_once_at_many_calls"
+REPEATED = f"{FAULTS}test_answer_kills.py::test_it_is_charged_once_at_many_calls"
 
 
 class Check(NamedTuple):

@@ -16,7 +16,7 @@ from dpstream.pipelines.project.sections import Via
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables.catalog import Catalog
 from tests import projects
-from tests.golden.pinned import check, of_refusals
+from tests.golden.pinned import check, of_refusals, refusal
 from tests.pipelines.sql.shop import SHOP
 
 _TEXT = """
@@ -90,8 +90,10 @@ def test_the_data_set_that_has_tables_for_statements_is_chosen() -> None:
     assert caught.value.rule.endswith("tables for SQL: dogs, shop")
     assert "`dpstream sql --data-set dogs`" in caught.value.fix
     sections["table"] = {"rides": session}
-    with pytest.raises(UsageError, match="several: dogs, persons, rides, shop"):
-        catalog_of(projects.of_sections(Path("/shop"), sections))
+    assert (
+        refusal(catalog_of, projects.of_sections(Path("/shop"), sections))
+        == "UsageError --data-set"
+    )
 
 
 def _changed(**changes: Any) -> dict[str, Any]:

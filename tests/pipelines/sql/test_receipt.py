@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.formats.receipt import encoded, header_of
 from dpstream.pipelines.render.answer import cut_lines
@@ -33,6 +32,7 @@ from dpstream.pipelines.sql.receipt import (
     records,
 )
 from dpstream.state.ledger.contract import Answer
+from tests.golden.pinned import refusal
 from tests.pipelines.cli.called import call
 from tests.pipelines.sql.asking import (
     COUNTED,
@@ -203,8 +203,7 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
 
 def test_bytes_of_another_form_are_refused() -> None:
     for bad in (b"", b"{}", b"dpsql\x01\x05\x00\x00\x00{}"):
-        with pytest.raises(DpstreamError):
-            answer_of(bad)
+        assert refusal(answer_of, bad) == "PolicyError account.path"
 
 
 PLAIN = (

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
@@ -23,7 +22,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.runs import Silent, without_noise
-from tests.golden.pinned import check, of_refusals
+from tests.golden.pinned import check, of_refusals, refusal
 from tests.pipelines.sql.visited import BUDGET, LOOKED_UP, PROJECT, dp, folder, rows, with_fields
 
 _PLAIN = (
@@ -104,8 +103,7 @@ def test_what_is_emitted_runs_and_gives_the_same_bytes(items: str, tmp_path: Pat
     assert _releases(translation.job) == _releases(emitted)
     changed = stream_job(project, None, dp(items.replace("COUNT(*) AS n", "COUNT(*) AS k")))
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="--emit"):
-        write_job(load_project(path), changed, "live")
+    assert refusal(write_job, load_project(path), changed, "live") == "UsageError --emit"
     assert path.read_bytes() == before
 
 

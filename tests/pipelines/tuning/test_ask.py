@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.project.copying import append_section, check_new_name
@@ -28,7 +28,7 @@ from dpstream.pipelines.tuning.ask import (
 from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
-from tests.golden.pinned import check, of_refusals
+from tests.golden.pinned import check, of_refusals, refusal
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     PROJECT,
@@ -109,16 +109,17 @@ def test_a_new_job_takes_no_others_place(tmp_path: Path) -> None:
     project = load_project(path := write_project(tmp_path))
     check_new_name(project, "new", "--as")
     for name in ("daily", "a b"):
-        with pytest.raises(UsageError, match="--as"):
-            check_new_name(project, name, "--as")
+        assert refusal(check_new_name, project, name, "--as") == "UsageError --as"
     choice = ChoiceSection("proxy")
     for _ in range(2):  # the same again is left alone
         text, section = render(load_project(path), "daily", "new", 9, (), choice)
         append_section(load_project(path), "new", text, section, "--as")
     before = path.read_bytes()
     text, section = render(load_project(path), "daily", "new", 7, (), choice)
-    with pytest.raises(UsageError, match="says otherwise"):
-        append_section(load_project(path), "new", text, section, "--as")
+    assert (
+        refusal(append_section, load_project(path), "new", text, section, "--as")
+        == "UsageError --as"
+    )
     assert path.read_bytes() == before
 
 
@@ -229,8 +230,7 @@ def test_a_tuning_without_its_charge_is_refused(project: Path) -> None:
     ):
         with sqlite3.connect(account(project)) as db:
             db.execute(sql)
-        with pytest.raises(PolicyError):
-            begin(made)
+        assert refusal(begin, made) == "PolicyError account.path"
     account(project).unlink()
     with pytest.raises(UsageError) as refused:
         load_job(project, "new")
