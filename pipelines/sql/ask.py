@@ -45,11 +45,11 @@ from dpstream.pipelines.sql.receipt import Header, SqlAnswer, presented, read
 from dpstream.pipelines.sql.stage import (
     LocalShards,
     Spread,
-    Stage,
     StageAnswer,
     Workers,
     empty,
     outer,
+    private_answer,
     released,
 )
 from dpstream.pipelines.sql.work import typed_public
@@ -299,8 +299,8 @@ def drawn(
     with contextlib.ExitStack() as stack:
         if executor is None:
             executor = LocalShards(stack.enter_context(Engine(catalog, names)), ring, shards)
-        private_answer = Stage(question, catalog, executor, ring, charge.run_id).run()
-    return encoded(_header(question, charge, private_answer), released(question, private_answer))
+        answered = private_answer(question, catalog, executor, ring, charge.run_id)
+    return encoded(_header(question, charge, answered), released(question, answered))
 
 
 def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
@@ -308,9 +308,9 @@ def _public_before_noise(question: Question, catalog: Catalog) -> list[str]:
     return sorted(name for name in names if catalog.tables[name].unit is None)
 
 
-def _header(question: Question, charge: Charge, private_answer: StageAnswer) -> Header:
-    nulls = private_answer.nulls
-    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in private_answer.plan.columns}
+def _header(question: Question, charge: Charge, answered: StageAnswer) -> Header:
+    nulls = answered.nulls
+    chosen = {c.name: (c.low or 0.0, c.high or 0.0) for c in answered.plan.columns}
     automatic = [c.name for c in question.plan.columns if c.automatic]
     return Header(
         **answered_now(charge),
@@ -320,8 +320,8 @@ def _header(question: Question, charge: Charge, private_answer: StageAnswer) -> 
         threshold_delta=charge.threshold_delta,
         bounds={name: chosen[name] for name in automatic if name not in nulls},
         nulls=tuple(name for name in automatic if name in nulls),
-        cuts=private_answer.cuts,
+        cuts=answered.cuts,
         not_estimated=not_estimated(
-            question.plan, private_answer.cuts.keys() | nulls, bool(question.select.groups)
+            question.plan, answered.cuts.keys() | nulls, bool(question.select.groups)
         ),
     )

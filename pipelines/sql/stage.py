@@ -175,75 +175,60 @@ class LocalShards(_Shards):
             del unit_rows  # the next rows and these are not in memory together
 
 
-class Stage:
-    """One run of a question.
+def private_answer(
+    question: Question,
+    catalog: Catalog,
+    executor: "LocalShards | Workers",
+    ring: KeyRing,
+    run_id: str,
+) -> StageAnswer:
+    """Read rows, bound and aggregate contributions, draw noise.
 
     Args:
         executor: processes the units' rows.
+
+    Raises:
+        RunError: DuckDB cannot run the query.
     """
-
-    def __init__(
-        self,
-        question: Question,
-        catalog: Catalog,
-        executor: "LocalShards | Workers",
-        ring: KeyRing,
-        run_id: str,
-    ) -> None:
-        self._question, self._catalog, self._executor = question, catalog, executor
-        self._ring, self._name = ring, (bytes.fromhex(run_id), question.digest.encode())
-
-    def run(self) -> StageAnswer:
-        """Read rows, bound and aggregate contributions, draw noise.
-
-        Raises:
-            RunError: DuckDB cannot run the query.
-        """
-        question, settled = self._question, Settled(self._question.plan, frozenset(), {})
-        if question.gridded.design is not None:
-            settled = self._bounds(question.gridded.design)
-        plan = settled.plan
-        budget = question.gridded.budget(plan)
-        work = Work.of(question.per_column, self._catalog, plan, self._name)
-        sums = self._executor.summed(work, budget.weights)
-        groups = sums.groups
-        drawn = answer(plan, budget, sums.totals, sums.rows, groups.ids, self._ring, self._name)
-        return StageAnswer(drawn, plan, groups, settled.nulls, settled.cuts)
-
-    def _bounds(self, design: BoundsDesign) -> Settled:
-        """Return the plan with bounds from histograms that this run pays for."""
-        question = self._question
+    name, design = (bytes.fromhex(run_id), question.digest.encode()), question.gridded.design
+    settled = Settled(question.plan, frozenset(), {})
+    if design is not None:  # bounds from histograms that this run pays for
         named = {column.name: column for column in question.plan.columns if column.automatic}
         functions = tuple(f for f in question.per_column.functions if f.name in named)
         select = replace(question.per_column, functions=functions)
-        plan = replace(question.plan, columns=tuple(named.values()))
-        work = Work.of(select, self._catalog, plan, self._name, wide=True)
-        counts = self._executor.counted(work, design)
-        settled = choose_bounds(question.plan, design, counts, self._ring, self._name)
+        wide_plan = replace(question.plan, columns=tuple(named.values()))
+        wide = Work.of(select, catalog, wide_plan, name, wide=True)
+        settled = choose_bounds(question.plan, design, executor.counted(wide, design), ring, name)
         bounds = {
             column.name: (column.low or 0.0, column.high or 0.0)
             for column in settled.plan.columns
             if column.name in named
         }
-        return settled._replace(plan=regridded(question.plan, bounds, question.gridded.bits))
+        plan = regridded(question.plan, bounds, question.gridded.bits)
+        settled = settled._replace(plan=plan)
+    plan = settled.plan
+    budget = question.gridded.budget(plan)
+    sums = executor.summed(Work.of(question.per_column, catalog, plan, name), budget.weights)
+    drawn = answer(plan, budget, sums.totals, sums.rows, sums.groups.ids, ring, name)
+    return StageAnswer(drawn, plan, sums.groups, settled.nulls, settled.cuts)
 
 
 _AGGREGATES = tuple(AGGREGATES)
 
 
-def released(question: Question, private_answer: StageAnswer) -> pa.Table:
+def released(question: Question, answered: StageAnswer) -> pa.Table:
     """Return the released relation with intervals, by canonical names; sorted, so that the order
     reveals nothing.
     """
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    groups = private_answer.groups.values
+    groups = answered.groups.values
     if groups is not None:
-        chosen = groups.take(numbers(np.asarray(private_answer.answer.group, np.int64)))
+        chosen = groups.take(numbers(np.asarray(answered.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for function in question.select.functions:
         output = question.outputs[function.name]
-        estimate = private_answer.answer.columns[output.column]
-        absent = output.column in private_answer.nulls
+        estimate = answered.answer.columns[output.column]
+        absent = output.column in answered.nulls
         columns |= estimated(function.name, estimate, output.places, function.many, absent)
     by = [] if groups is None else groups.column_names
     return sorted_rows(pa.table(columns), by)

@@ -14,7 +14,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import bounding
 from dpstream.pipelines.sql import ask as asking
 from dpstream.pipelines.sql.load import load_catalog
-from dpstream.pipelines.sql.stage import LocalShards, Stage
+from dpstream.pipelines.sql.stage import LocalShards, private_answer
 from dpstream.pipelines.tables.engine import Engine
 from tests.audit.evidence.bounds import (
     Claim,
@@ -152,7 +152,7 @@ def _chosen(folder: Path, trial: Trial, added: int, runs: int) -> Float64:
     with KeyRing(bytearray.fromhex(KEY)) as ring, Engine(catalog, catalog.tables) as engine:
         for run in range(runs):
             name = (added * runs + run + 1).to_bytes(16, "big").hex()
-            stage_plan = Stage(query, catalog, LocalShards(engine, ring, 1), ring, name).run()
+            stage_plan = private_answer(query, catalog, LocalShards(engine, ring, 1), ring, name)
             out.append(stage_plan.plan.columns[0].high or 0.0)
     return np.array(out)
 
