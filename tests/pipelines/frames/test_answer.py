@@ -27,7 +27,7 @@ from dpstream.pipelines.frames import answer as module
 from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.golden.pinned import check, of_cases, of_refusals
-from tests.pipelines.frames.visits import KEY, LIBRARIES, account, visits, with_secret
+from tests.pipelines.frames.visits import KEY, account, visits, with_secret
 from tests.pipelines.sql.asking import answer_to, charges, data_set, dp, without_noise
 from tests.pipelines.stream.test_begin import CutOff, cut_off
 
@@ -92,21 +92,6 @@ QUESTION: dict[str, Any] = {"unit": "user", "key": "page", "epsilon": 1.0}
 
 def entries(folder: Path) -> list[Charge]:
     return accounts.charges(folder / "ledger.db")
-
-
-def test_the_same_question_is_paid_once_whatever_the_rows_are(tmp_path: Path) -> None:
-    paid = account(tmp_path)
-    first = dpstream.histogram(TABLE, **QUESTION, **paid)
-    tables = [LIBRARIES[name](TABLE) for name in LIBRARIES]
-    again = [
-        dpstream.histogram(table, **QUESTION, **paid) for table in (*tables, TABLE.slice(0, 0))
-    ]
-    assert first.charged and not any(one.charged for one in again)
-    assert {one.receipt for one in again} == {first.receipt}
-    assert all(one.table.equals(first.table) for one in again)
-    assert all(first.header.answered in one.guarantee for one in again)
-    assert [charge.kind for charge in entries(tmp_path)] == ["frame"]
-    assert first.header.run_id == entries(tmp_path)[0].run_id
 
 
 def test_without_an_account_every_answer_has_noise_of_its_own() -> None:
