@@ -48,8 +48,10 @@ def drawn(
 # --- exactness ---------------------------------------------------------------------------------
 
 
-def reference(ring: KeyRing, law: str, item: tuple[int, int], scale: float) -> int:
-    """One draw from the definition: a CBC-MAC as name, the exact inverse at its uniform."""
+def uniform_of(
+    ring: KeyRing, law: str, item: tuple[int, int], scale: float
+) -> Callable[[int], tuple[int, int]]:
+    """A draw's uniform from the definition: a CBC-MAC as name, its word, and further blocks."""
     prefix = ring.name((b"one-shot noise", LAWS[law].label, *RUN, INPUTS))
     bits = int(np.float64(scale).view(np.uint64))
     message = np.array([(3, 0), prefix, item, (bits, 1)], np.uint64)
@@ -66,7 +68,7 @@ def reference(ring: KeyRing, law: str, item: tuple[int, int], scale: float) -> i
             value = value << 128 | second << 64 | first
         return value, 64 + 128 * blocks
 
-    return settle(LAWS[law](scale), uniform)  # type: ignore[call-arg]
+    return uniform
 
 
 @pytest.mark.parametrize("law", NAMES)
@@ -77,7 +79,23 @@ def test_draws_equal_a_plain_reference(ring: KeyRing, law: str) -> None:
     scales[:4] = (2.0**-10, 1.0, 7.0, 2.0**40)
     draws = getattr(OneShot(ring, RUN, INPUTS), law)(items, scales)
     for item, scale, value in zip(items.tolist(), scales.tolist(), draws.tolist(), strict=True):
-        assert value == reference(ring, law, tuple(item), scale)
+        uniform = uniform_of(ring, law, tuple(item), scale)
+        assert value == settle(LAWS[law](scale), uniform)  # type: ignore[call-arg]
+
+
+def test_further_bits_are_the_draws_own_blocks(ring: KeyRing) -> None:
+    """With errors so large that every draw is left open; the noise stays the same."""
+    uniforms = list[tuple[int, int]]()
+
+    def listening(law: Law, uniform: Callable[[int], tuple[int, int]]) -> int:
+        uniforms.append(uniform(2))
+        return settle(law, uniform)
+
+    plain = drawn(ring, "discrete_laplace", 25.0, 3)
+    with mock.patch.multiple(oneshot, LOG_ERROR=1e9, settle=listening):
+        assert (drawn(ring, "discrete_laplace", 25.0, 3) == plain).all()
+    own = [uniform_of(ring, "discrete_laplace", (item, 0), 25.0)(2) for item in range(3)]
+    assert uniforms == own
 
 
 def float_error(law: str, word: int, scale: float) -> float:
