@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,7 +138,8 @@ def summary(tests: list[str], last: dict[str, Last]) -> str:
         f"{len(runs)} slow tests, {len(wrong)} failed, {len(never)} never run; "
         f"the oldest run began {days:.1f} days ago."
     )
-    return "\n".join([head, *wrong, *(f"never run: {test}" for test in never)])
+    files = Counter(test.partition("::")[0] for test in never)
+    return "\n".join([head, *wrong, *(f"never run: {n} of {file}" for file, n in files.items())])
 
 
 def main() -> None:
