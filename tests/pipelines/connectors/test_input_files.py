@@ -34,7 +34,7 @@ from tests.growing import arrive, place, released
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.conftest import TEMPLATE
 from tests.pipelines.connectors.files.test_source import CANARY, table, write
-from tests.runners.prism import binary
+from tests.runners.prism import ROOT, binary
 
 MakeJob = Callable[..., Job]
 HEADER = "user,key,time,value\n"
@@ -475,7 +475,10 @@ def test_on_prism_only_what_came_before_is_visible(
     command = [
         sys.executable, "-m", "tests.paced", "20000", "run", "--quiet", "--runner=PrismRunner",
     ]  # fmt: skip
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 120
     while not released(tmp_path) and run.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
