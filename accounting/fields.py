@@ -1,14 +1,19 @@
 """The parts of a plan that name columns: identifiers, published columns, the sums behind them."""
 
+import functools
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import msgspec
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.regions.amounts import exact
 
 FieldType = Literal["string", "int", "bool", "bytes"]
 KindName = Literal["count", "sum", "mean", "units"]
+#: A whole number that counts something there is.
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,3 +82,45 @@ _PLACES = {
 def job_field(name: str) -> str:
     """Return the place of a field of ``Privacy`` in a job's section of the project file."""
     return _PLACES.get(name, f"mechanism.{name}")
+
+
+@functools.cache
+def _bounds_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
+    """Bounds of whole numbers, by the name of the field that declares them."""
+    return {
+        name: meta
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for part in (hint, *get_args(hint))
+        for meta in getattr(part, "__metadata__", ())
+        if isinstance(meta, msgspec.Meta) and meta.ge is not None
+    }
+
+
+def check_bounds(values: msgspec.Struct, place: Callable[[str], str] = str) -> None:
+    """Refuse whole numbers outside of the bounds that their fields declare.
+
+    The decoder of the project file does the same (`pipelines.project.text`); a struct that is made
+    in code is not decoded.
+
+    Args:
+        place: the place of a field in the project file, by its name.
+
+    Raises:
+        UsageError: a number is too small or too large.
+    """
+    for name, bounds in _bounds_of(type(values)).items():
+        value = getattr(values, name)
+        if isinstance(value, int) and bounds.ge is not None and value < bounds.ge:
+            raise outside(place(name), ">=", bounds.ge)
+        if isinstance(value, int) and bounds.le is not None and value > bounds.le:
+            raise outside(place(name), "<=", bounds.le)
+
+
+def outside(field: str, sign: str, bound: float) -> UsageError:
+    """Return the error for a whole number outside of its bounds: the one rule for all of them.
+
+    Args:
+        sign: ``>=`` or ``<=`` what the number must be.
+    """
+    rule = f"{bound:.0f} or more" if sign == ">=" else f"at most {bound:.0f}"
+    return UsageError(field, f"must be a whole number, {rule}", f"write e.g. {bound:.0f}")

@@ -24,6 +24,7 @@ HOMES = {
     "command": ("dpstream.pipelines.cli.main", "cli"),
     "project file": ("dpstream.pipelines.project.sections", "ProjectSections"),
     "job": ("dpstream.pipelines.project.job_section", "JobSection"),
+    "mechanism": ("dpstream.accounting.plan.privacy", "MechanismFields"),
     "release": ("dpstream.dp_transforms.batches", "release_schema"),
     "metrics": ("dpstream.pipelines.operate.metrics", "METRICS"),
     "errors": ("dpstream.accounting.errors", "DpstreamError"),
@@ -135,6 +136,8 @@ def meanings() -> dict[str, dict[str, str]]:
 def struct_table(definition: dict[str, Any], written: str) -> str:
     """The fields of one table of the project file; ``written`` is its name there."""
     words = attributes(definition.get("description", ""))
+    if written == "job.NAME.mechanism":  # declared with the plan
+        words |= attributes(found("mechanism").__doc__)
     words |= meanings().get(written, {})
     required = set(definition.get("required", ()))
     rows = []

@@ -1,22 +1,58 @@
 """The guarantee of a job, and the division of its budget."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.fields import Positive, check_bounds, job_field
 from dpstream.accounting.strength import check_delta
 from dpstream.accounting.weights import SelectionWeights
 
 #: What ``auto`` makes small: the error of a period's promise, or of that of all periods.
 Optimise = Literal["period", "lifetime"]
 StrategyName = Literal["tree", "blt", "dense", "geometric", "auto"]
+Contributions = Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_CONTRIBUTIONS)]
 #: Part of delta that is kept for the thresholds of keys that are tested more than once.
 THETA = 0.4
 
 
-class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MechanismFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``[job.NAME.mechanism]`` of the project file, as far as the plan takes it as it is written.
+
+    Attributes:
+        pre_threshold: a key is tested only with more units than this.
+        refresh_every: triggers between two publications of a selected key (default: a hundredth of
+            the triggers).
+        combine: with ``per_key_bound = 1``: test keys by weighted and published counts together;
+            most keys and least error.
+        select_every: triggers between two tests of a key (default: ``refresh_every``); fewer tests,
+            lower thresholds, and a key appears that much later.
+        periods_share_windows: windows may meet several privacy periods though keys are selected
+            (``Timeline.periods_met`` above 1); one person is several units in a key then, so
+            thresholds rise for it.
+        tests: instead of ``select_every``: how many tests of a key a window has, at growing
+            distances (test j of n at trigger ⌈T (j/n)²⌉), or a list of triggers that ends with
+            the last one.
+        skip: pairs on keys that are published already take no selection weight; more keys at the
+            same error.  Tests are 16 a window then, unless ``tests`` says otherwise.  Default:
+            wherever it can be (mechanism.md section 9); ``false`` turns it off.
+        allow_large_delta: ``true`` takes a delta above 0.01, which lets a program reveal everything
+            about more than one unit in 100, and is refused otherwise.
+    """
+
+    pre_threshold: Annotated[int, msgspec.Meta(ge=0, le=limits.MAX_PAIRS)] = 0
+    refresh_every: Positive | None = None
+    combine: bool = False
+    select_every: Positive | None = None
+    periods_share_windows: bool = False
+    tests: Positive | tuple[int, ...] | None = None
+    skip: bool | None = None
+    allow_large_delta: bool = False
+
+
+class Privacy(MechanismFields, frozen=True):
     """The guarantee, and the division of its budget.
 
     Attributes:
@@ -26,42 +62,21 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             whichever has the least error, with others by ``blt`` (`accounting.budget.allocation`).
         optimise: what ``auto`` compares families by: the error at the promise of one period, or at
             an equal promise for a person of all periods.
-        pre_threshold: mu_count; a key is tested only with more units than this.
-        refresh_every: triggers between publications of a selected key.
         per_key_bound: k, the most records of a (unit, window, key) that count; value columns then
             need sqrt(C / k) times less noise.
         weights: decaying weights of a unit's pairs in selection.
-        combine: test the weighted count together with the published plain count.
-        select_every: triggers between two tests of a key (default: ``refresh_every``).
-            Fewer tests need less noise and lower thresholds; a key appears that much later.
-        tests: instead of ``select_every``: how many tests a window has, at growing distances, or
-            the triggers themselves (`accounting.plan.timeline`).
-        skip: pairs on keys that are published already take no selection weight (with weights;
-            mechanism.md section 9); ``None``: where it can (`accounting.plan.design`).
         usual_weights: ``weights`` are those of a job that names none: where published keys are
             skipped unasked they give way to ``Design.weights``.  No part of the hash.
-        allow_large_delta: a delta above `accounting.strength.MOST_DELTA` is wanted.
-        periods_share_windows: a window may meet several privacy periods though keys are selected
-            (``Timeline.periods_met`` above 1): one person is several units in a key then, so
-            thresholds rise until that many publish nothing by themselves.
     """
 
     epsilon: float
     delta: float
-    contributions: int
+    contributions: Contributions
     strategy: StrategyName = "blt"
     optimise: Optimise = "period"
-    pre_threshold: int = 0
-    refresh_every: int | None = None
-    per_key_bound: int | None = None
+    per_key_bound: Positive | None = None
     weights: SelectionWeights | None = None
-    combine: bool = False
-    select_every: int | None = None
-    periods_share_windows: bool = False
-    tests: int | tuple[int, ...] | None = None
-    skip: bool | None = None
     usual_weights: bool = False
-    allow_large_delta: bool = False
 
     def check(self) -> None:
         """Refuse budgets that are no guarantee."""
@@ -74,18 +89,7 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_delta()
         switch = "mechanism.allow_large_delta = true"
         check_delta(self.delta, self.allow_large_delta, "budget.delta", switch)
-        if not 1 <= self.contributions <= limits.MAX_CONTRIBUTIONS:
-            raise UsageError(
-                "contributions",
-                f"must be a whole number from 1 to {limits.MAX_CONTRIBUTIONS}",
-                "choose how many records of one unit may count",
-            )
-        if not 0 <= self.pre_threshold <= limits.MAX_PAIRS:
-            raise UsageError(
-                "mechanism.pre_threshold", "must be a whole number, 0 or more", "write 0"
-            )
-        if self.refresh_every is not None and self.refresh_every < 1:
-            raise UsageError("mechanism.refresh_every", "must be 1 or more", "omit it")
+        check_bounds(self, job_field)
         self._check_selection()
 
     def _check_delta(self) -> None:
@@ -103,10 +107,6 @@ class Privacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _check_selection(self) -> None:
-        if self.per_key_bound is not None and self.per_key_bound < 1:
-            raise UsageError("per_key_bound", "must be 1 or more", "omit it")
-        if self.select_every is not None and self.select_every < 1:
-            raise UsageError("mechanism.select_every", "must be 1 or more", "omit it")
         if self.weights is not None:
             self.weights.check(self.contributions, vanishing=bool(self.skip))
         if self.combine and not (self.weights and self.per_key_bound == 1):

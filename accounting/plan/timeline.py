@@ -302,11 +302,7 @@ def check_tests(privacy: "Privacy", triggers: int) -> None:
         raise UsageError(
             job_field(name), "says when keys are tested, and so does select_every", "keep one"
         )
-    if given is None:
-        return
-    if isinstance(given, int):
-        if given < 1:
-            raise UsageError("mechanism.tests", "must be 1 or more", f"write {DEFAULT_TESTS}")
+    if given is None or isinstance(given, int):
         return
     rises = all(a < b for a, b in itertools.pairwise(given))
     if not given or given[0] < 1 or not rises or given[-1] != triggers:

@@ -140,18 +140,16 @@ def create(
     changes.  For a table whose records have budgets of their own, `dpstream session init` makes the
     account.
     """
-    from dpstream.accounting.errors import UsageError
     from dpstream.accounting.strength import check_delta, limit_weaknesses
     from dpstream.pipelines.operate import account_view
-    from dpstream.pipelines.project.project import is_name
+    from dpstream.pipelines.project.project import check_name
     from dpstream.state.ledger.open import create_account, limit_of, place_below
 
     check_delta(delta, allow_large_delta, "--delta", "--allow-large-delta")
     limit = limit_of(epsilon, delta)
     if data_set is None:
         data_set = account_view.data_set_of(path)
-    if not is_name(data_set):
-        raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
+    check_name("--data-set", data_set)
     print_warnings(limit_weaknesses(limit))
     made = create_account(
         place_below(Path(), path), data_set, _unit_of(unit, type_, covers, time, start), limit

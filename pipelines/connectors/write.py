@@ -20,7 +20,6 @@ import apache_beam as beam
 import pyarrow as pa
 from apache_beam.typehints import no_annotations
 
-from dpstream.accounting.errors import required
 from dpstream.accounting.limits import SINK_RELEASES, SINK_ROWS
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
@@ -42,7 +41,7 @@ def dead_letter_folder(job: Job) -> Path:
 
     It is never the folder of the releases, which is published.
     """
-    return Path(required(job.sink.dead_letter, "a job's sink has a folder of dead letters"))
+    return Path(job.dead_letter)
 
 
 #: Tag of the releases that the sink of a restored store withholds.

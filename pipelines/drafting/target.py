@@ -35,10 +35,10 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import (
     Project,
     account_of,
+    check_name,
     decode_project,
     find,
     free_name,
-    is_name,
     locate,
 )
 from dpstream.pipelines.project.sections import UnitSection
@@ -102,8 +102,7 @@ def check_job(path: Path, project: Project | None, job: str) -> None:
         UsageError: it is no name of a section, a job of this name is there, or files that would be
             taken for this job's.
     """
-    if not is_name(job):
-        raise UsageError("--job", "is not a usable name", "use letters, digits, _ and -")
+    check_name("--job", job)
     if _is_job(project, job):
         raise UsageError(
             "--job",
@@ -219,8 +218,7 @@ def chosen_data_set(
         person.show(f"Data sets that are there: {listed}")
         given = person.answer("--data-set", None, "Data set (its name, or a new one)", new, str)
     name = new if given is None else given
-    if not is_name(name):
-        raise UsageError("--data-set", "is not a usable name", "use letters, digits, _ and -")
+    check_name("--data-set", name)
     if name not in sections:
         return name, False
     if name not in there:

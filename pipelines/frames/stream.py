@@ -48,7 +48,7 @@ from dpstream.pipelines.frames.question import keys_table
 from dpstream.pipelines.frames.table import columns_of
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_keys_digest
-from dpstream.pipelines.project.job_parts import PrivacyConfig
+from dpstream.pipelines.project.job_section import MechanismSection
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state.arrow import to_bytes
 from dpstream.state.numbers import one_array, values_of
@@ -433,7 +433,7 @@ class DPStream(flow.DPStream):
                 )
             )
             beam.PTransform.__init__(self)
-            listed, self._public = _with_keys(plan.plan, public_keys, plan.privacy)
+            listed, self._public = _with_keys(plan.plan, public_keys, plan.section.mechanism)
             self._job = msgspec.structs.replace(plan, plan=listed)
             self._source, self._clock, self._once = source, clock, True
             _warn(listed)
@@ -497,13 +497,13 @@ def _warn(plan: Plan) -> None:
 
 
 def _with_keys(
-    plan: Plan, given: Any, file: PrivacyConfig | None = None
+    plan: Plan, given: Any, mechanism: MechanismSection | None = None
 ) -> tuple[Plan, pa.Table | None]:
     """Return the plan with a list of public keys in canonical form.
 
     Args:
-        file: whether the plan is a job's: such a plan has one family of noise, because its keys
-            were private.
+        mechanism: of the job whose plan it is: such a plan has one family of noise, because its
+            keys were private.
     """
     if given is None:
         return plan, None
@@ -518,8 +518,8 @@ def _with_keys(
         )
     # Weights are of selection, and a job has them unasked: as if its file had named the list.
     privacy = msgspec.structs.replace(plan.privacy, weights=None)
-    if file is not None and file.strategy in (None, "auto"):
-        optimise = file.optimise or "period"
+    if mechanism is not None and mechanism.strategy == "auto":
+        optimise = mechanism.optimise or "period"
         privacy = msgspec.structs.replace(privacy, strategy="auto", optimise=optimise)
     return msgspec.structs.replace(plan, public_keys=digest, privacy=privacy).check(), public
 

@@ -260,7 +260,7 @@ def refuse_exposed(job: Job) -> None:
     """
     folder = job.sink.folder
     private = {
-        "secret": job.privacy.secret.file,
+        "secret": job.secret.file,
         "store": job.state.path and str(job.state.path),
         "account.path": job.ledger and file_of(job.ledger.path),
     }

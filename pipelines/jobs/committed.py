@@ -79,7 +79,7 @@ def unit_of(job: HasAccount) -> UnitIdentity:
 
 def tuned_of(job: "Job") -> Tuned | None:
     """Return the part of a plan that shows the job's ``choice``."""
-    tuning = job.tuning
+    tuning = job.section.choice
     if tuning is None:
         return None
     return Tuned(
@@ -100,7 +100,7 @@ def check_tuning(job: "Job") -> None:
         PolicyError: ``how`` is "data"; or it is "private" and the account has no such charge, or
             the job's figures are not those that were released.
     """
-    tuning = job.tuning
+    tuning = job.section.choice
     if tuning is None or (tuning.how in ("public", "proxy") and not _names_private_run(tuning)):
         return
     if tuning.how == "data":

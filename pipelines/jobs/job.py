@@ -6,42 +6,46 @@ resolved against the project file's folder.  Everything that decides what is rel
 """
 
 import glob
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
 from dpstream.accounting import limits
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError, required
 from dpstream.accounting.extras import require
-from dpstream.accounting.fields import Field
+from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.places import below, files_at, refuse_both
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.plan.privacy import Optimise, Privacy
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.committed import check_tuning
-from dpstream.pipelines.jobs.parts import parts_of, relocate, written_source_name
-from dpstream.pipelines.project.job_parts import (
+from dpstream.pipelines.project.job_section import (
+    SERVICE_SINKS,
+    JobSection,
+    SinkSection,
+    SinkTarget,
+)
+from dpstream.pipelines.project.project import Project, account_of, load_project, secret_of
+from dpstream.pipelines.project.sections import Section, TableSection, UnitSection
+from dpstream.pipelines.project.source import (
     GIVEN_COLUMNS,
     MESSAGE_ID,
-    JobParts,
-    KeysConfig,
-    PrivacyConfig,
-    QueryConfig,
-    SchemaConfig,
-    SinkConfig,
-    SourceConfig,
-    StateConfig,
-    check_parts,
+    Query,
+    Source,
+    check_fields,
+    check_source,
+    described,
+    query_text,
+    source_of,
+    source_path,
+    written_source_name,
 )
-from dpstream.pipelines.project.job_section import ChoiceSection
-from dpstream.pipelines.project.project import Project, load_project
-from dpstream.pipelines.project.text import (
-    duration_micros,
-    instant_micros,
-)
+from dpstream.pipelines.project.text import duration_micros, instant_micros
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.ledger.open import AccountPlace
@@ -58,35 +62,53 @@ _UNREAD = "0" * 32
 TEST_RUN_IDS = dict[Path, str]()
 
 
+class StorePlace(Section, frozen=True):
+    """The job's store (``sqlite:PATH`` or ``spanner://PROJECT/INSTANCE/DATABASE``).
+
+    Attributes:
+        shards, keep_releases: see `pipelines.project.job_section.JobSection`.
+    """
+
+    store: str
+    shards: int = 4
+    keep_releases: str | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the embedded store; ``None`` if the store is not a file."""
+        kind, _, path = self.store.partition(":")
+        return Path(path) if kind == "sqlite" else None
+
+
 class Job(msgspec.Struct, frozen=True):
-    """A checked job: tables with absolute paths, and the public plan.
+    """A checked job: its section, the places that it names, and the public plan.
 
     Attributes:
         path: the project file.
         name: the job's name in it.
-        source, schema, privacy, keys, state, ledger, sink: the job's parts; every path in them is
+        section: the job as written; what is not in the plan is read from it.
+        source, state, sink, dead_letter, public_keys, ledger, secret: places; every path in them is
             absolute.
         plan: what is released and promised; checked.
-        tuning: where C and bounds come from, if the job states it.
+        micros: whether whole numbers of the time column count microseconds.
         cells: the domain that its key columns are mapped to, if it answers a workload.
-        threads: see `pipelines.project.job_section.JobSection`.
         batch_rows: rows of an Arrow batch at ingest.  No project file sets it.
         test_run_id: the id of its run, in tests on public data (`TEST_RUN_IDS`).
     """
 
     path: Path
     name: str
-    source: SourceConfig
-    schema: SchemaConfig
-    privacy: PrivacyConfig
-    keys: KeysConfig
-    state: StateConfig
+    section: JobSection
+    source: Source
+    state: StorePlace
+    sink: SinkSection
+    dead_letter: str
+    public_keys: str | None
     ledger: AccountPlace | None
-    sink: SinkConfig
+    secret: SecretSource
     plan: Plan
-    tuning: ChoiceSection | None = None
+    micros: bool = False
     cells: "JobCells | None" = None
-    threads: int | None = None
     batch_rows: int = limits.BATCH_ROWS
     test_run_id: str | None = None
 
@@ -126,7 +148,7 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def insecure(self) -> bool:
         """Return whether a fixed test secret or run id is set; the output must be marked then."""
-        return (self.privacy.secret.insecure_test_secret or self.test_run_id) is not None
+        return (self.secret.insecure_test_secret or self.test_run_id) is not None
 
 
 def load_job(
@@ -169,85 +191,158 @@ def job_in(
     Args:
         query: the text of its query, in place of that of a file.
     """
-    name, _ = project.job(name)
-    parts, source_name = parts_of(project, name, query), written_source_name(project, name)
+    name, section = project.job(name)
     try:
-        job = job_of(parts, project.path, name, source_name, workload)
+        job = _checked(project, name, section, workload, query)
         check_tuning(job)
     except DpstreamError as error:
         relocate(error, project, name)
     return job
 
 
-def job_of(
-    file: JobParts,
-    path: Path,
-    name: str,
-    source_name: str,
-    workload: bool = False,
+def _checked(
+    project: Project, name: str, section: JobSection, workload: bool, query: str | None
 ) -> Job:
-    """Return the checked job of its parts; raises as `load_job` does.
-
-    Args:
-        path: absolute path of the file that relative paths start from.
-        name: the job's name.
-        source_name: the name of its input in the plan.
-        workload: see `load_job`.
-    """
+    """Return the job of its section; errors name its fields as they are in the section."""
+    path, folder = project.path, project.folder
     keep_beside(path)
-    check_parts(file)
-    folder = path.parent
-    public_keys = file.keys.public
+    table, data_set_name, data_set, unit = described(project, name, section.table)
+    if query is None and section.query is not None:
+        query = query_text(project, name, section.query)
+    source = source_of(project, section.table, query)
+    _check_section(section, source)
+    public_keys = section.public_keys
     if public_keys is not None:
         public_keys = str(below(folder, public_keys, "public_keys"))
-    keys = msgspec.structs.replace(file.keys, public=public_keys)
-    # The cells of a workload are named by its domain, which is charged with the job's plan.
-    domain = workload and keys.public is None and file.privacy.delta == 0
-    plan = Plan(
-        source=source_name,
-        unit=file.schema.unit,
-        key=file.schema.key,
-        event_time=file.schema.event_time.column,
-        aggregates=file.aggregate,
-        timeline=_timeline(file),
-        privacy=_privacy(file, domain or file.keys.public is not None, workload),
-        stamp=file.source.stamp_column,
-        record_id=_record_id(file),
-        remember=_remember(file.section.remember_keys),
-        # Checked as a plan of public keys before the list is read.
-        public_keys=_UNREAD if domain or keys.public is not None else None,
-    )
-    plan = (plan.once() if domain else plan).check()
-    plan = _one_family(plan, file.privacy.optimise)
+    time = table.time_column
+    plan = _plan(project, name, section, table, unit, source, workload)
+    plan = _one_family(plan, section.mechanism.optimise)
     replace = msgspec.structs.replace
-    source = replace(file.source, path=source_path(folder, file.source))
-    _refuse_both(source, keys.public, folder)
-    if keys.public is not None:
+    source = replace(source, path=source_path(folder, source))
+    _refuse_both(source, public_keys, folder)
+    if public_keys is not None:
         from dpstream.pipelines.jobs.keys import public_key_digest
 
-        digest = public_key_digest(Path(keys.public), plan.key)
+        digest = public_key_digest(Path(public_keys), plan.key)
         plan = replace(plan, public_keys=digest).check()
     if source.query is not None:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
-    store = stores.backend(file.state.store).below(folder).url
-    ledger = file.ledger
+    store = stores.backend(_store(section.store) or f"sqlite:{name}.store.db").below(folder).url
+    ledger = None if data_set.account is None else account_of(project, data_set_name)
     keep_beside(store, None if ledger is None else ledger.path, path)
+    sink, dead_letter = section.sink, section.dead_letter or f"dead_letter/{name}"
+    if sink.path:
+        sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
     return Job(
         path=path,
         name=name,
+        section=section,
         source=source,
-        schema=file.schema,
-        privacy=file.privacy,
-        keys=keys,
-        state=replace(file.state, store=store),
+        state=StorePlace(store, section.shards, section.keep_releases),
+        sink=sink,
+        dead_letter=str(below(folder, dead_letter, "dead_letter")),
+        public_keys=public_keys,
         ledger=ledger,
-        sink=_sink_below(folder, name, file.sink),
+        secret=secret_of(project, data_set_name),
         plan=plan,
-        tuning=file.section.choice,
-        threads=file.section.threads,
+        micros=not isinstance(time, str) and time is not None and time.type == "micros",
         test_run_id=TEST_RUN_IDS.get(path),
     )
+
+
+def _plan(
+    project: Project,
+    name: str,
+    job: JobSection,
+    table: TableSection,
+    unit: UnitSection,
+    source: Source,
+    workload: bool,
+) -> Plan:
+    """Return the checked plan of a job; a list of public keys is not read yet."""
+    time, listed = table.time_column, job.public_keys is not None
+    unit_column = required(table.unit_column, "a job's table has a unit column")
+    # The cells of a workload are named by its domain, which is charged with the job's plan.
+    domain = workload and not listed and job.budget.delta == 0
+    plan = Plan(
+        source=written_source_name(project, name),
+        unit=Field(unit_column, unit.type),
+        key=tuple(Field(part) if isinstance(part, str) else part for part in job.key),
+        event_time=time if isinstance(time, str) else required(time, "a job has a time").column,
+        aggregates=tuple(
+            Aggregate(column, **msgspec.structs.asdict(part))
+            for column, part in job.aggregate.items()
+        ),
+        timeline=_timeline(job, source),
+        privacy=_privacy(job, domain or listed, workload),
+        stamp=source.stamp_column,
+        record_id=_record_id(table.record_id, source),
+        remember=_remember(job.remember_keys),
+        public_keys=_UNREAD if domain or listed else None,
+    )
+    return (plan.once() if domain else plan).check()
+
+
+def _check_section(section: JobSection, source: Source) -> None:
+    """Check what does not enter the plan."""
+    check_source(source)
+    sink = section.sink
+    target = SERVICE_SINKS.get(sink.kind, SinkTarget(("path",)))
+    field = target.fields[0]
+    if target.example and not re.fullmatch(target.form, getattr(sink, field) or ""):
+        raise UsageError(
+            f"sink.{field}", f"is no full name of {sink.kind}", f"write {target.example}"
+        )
+    fields = tuple(field for field in sink.__struct_fields__ if field != "kind")
+    allowed = ("formulas",) if sink.kind == "csv" else ()
+    check_fields("sink", sink, target.fields, allowed, fields)
+    if section.keep_releases is not None:
+        duration_micros("keep_releases", section.keep_releases)
+        if not source.unbounded:
+            raise UsageError(
+                "keep_releases",
+                f"is for sources without end, and table.format is '{source.kind}'",
+                "omit it; `dpstream state expire --releases-before` drops releases of such a job",
+            )
+
+
+#: Where a field stands, by its first part, if not in the job's own section.
+_SECTIONS = {
+    "table": ("table.{table}", "table."),
+    "secret": ("data_set.{data_set}", ""),
+    "insecure_test_secret": ("data_set.{data_set}", ""),
+    "account": ("data_set.{data_set}", ""),
+    "unit": ("data_set.{data_set}", ""),
+}
+
+
+def relocate(error: DpstreamError, project: Project, name: str) -> NoReturn:
+    """Raise an error about a job's parts again, with the field's name in the project file."""
+    _, job = project.job(name)
+    table = project.sections.table.get(job.table)
+    data_set = "" if table is None else table.data_set
+    data_set = data_set or next(iter(project.sections.data_set), "NAME")
+    field = error.field
+    numbered = re.match(r"aggregate\[(\d+)\]", field)
+    if numbered and int(numbered[1]) < len(job.aggregate):
+        field = f"aggregate.{list(job.aggregate)[int(numbered[1])]}{field[numbered.end() :]}"
+    first = re.split(r"[.\[]", field)[0]
+    names_table = any(f"{field}.".startswith(f"table.{other}.") for other in project.sections.table)
+    if first in _SECTIONS and not names_table:
+        section, own = _SECTIONS[first]
+        place = section.format(table=job.table, data_set=data_set)
+        field = f"{place}.{field.removeprefix(own)}"
+    elif first in job.__struct_fields__ and not names_table:
+        field = f"job.{name}.{field}"
+    raise type(error)(field, error.rule, error.fix) from None
+
+
+def _store(text: str | None) -> str | None:
+    """Return a store's URL; a path alone is a SQLite file, unless it was meant to be a URL."""
+    if text is None or "://" in text or text.startswith("spanner:"):
+        return text
+    return f"sqlite:{text.removeprefix('sqlite:')}"
 
 
 def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
@@ -267,9 +362,7 @@ def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
     return resolved(plan)
 
 
-def _with_query(
-    source: SourceConfig, query: QueryConfig, plan: Plan, folder: Path
-) -> tuple[SourceConfig, str]:
+def _with_query(source: Source, query: Query, plan: Plan, folder: Path) -> tuple[Source, str]:
     """Return the source with the types of its checked query, and the query's digest."""
     require("sql", "query")
     from dpstream.pipelines.statements.row_query import compiled
@@ -280,7 +373,7 @@ def _with_query(
     return replace(source, query=replace(query, columns=columns)), compilation.digest
 
 
-def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
+def _refuse_both(source: Source, keys: str | None, folder: Path) -> None:
     """Refuse public keys, or a public table of the query, that the source reads as private."""
     query = source.query
     public = {} if keys is None else {"public_keys": glob.escape(keys)}
@@ -294,28 +387,11 @@ def _refuse_both(source: SourceConfig, keys: str | None, folder: Path) -> None:
         refuse_both({"table.path": own}, files)
 
 
-def source_path(folder: Path, source: SourceConfig) -> str:
-    """Return where files are; a folder may be a URL prefix of an object store."""
-    if source.kind == "folder":
-        return source.path if "://" in source.path else str(folder / source.path)
-    escaped = Path(glob.escape(str(folder)))
-    return str(below(escaped, source.path, "table.path")) if source.path else ""
-
-
-def _sink_below(folder: Path, name: str, sink: SinkConfig) -> SinkConfig:
-    """Return the sink with paths below a folder; every kind of sink has dead letters in files."""
-    replace = msgspec.structs.replace
-    if sink.path:
-        sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
-    dead = sink.dead_letter or f"dead_letter/{name}"
-    return replace(sink, dead_letter=str(below(folder, dead, "dead_letter")))
-
-
-def _record_id(file: JobParts) -> Field | None:
+def _record_id(given: str | Field | None, source: Source) -> Field | None:
     """Return the record id; Pub/Sub needs one, because a message has no fixed position."""
-    if file.schema.record_id is None and file.source.kind == "pubsub":
-        return Field(MESSAGE_ID)
-    return file.schema.record_id
+    if given is None:
+        return Field(MESSAGE_ID) if source.kind == "pubsub" else None
+    return Field(given) if isinstance(given, str) else given
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:
@@ -329,17 +405,17 @@ def _remember(text: str | None) -> Literal["run", "never"] | int | None:
         raise UsageError("remember_keys", error.rule, fix) from None
 
 
-def _timeline(file: JobParts) -> Timeline:
+def _timeline(time: JobSection, source: Source) -> Timeline:
     """Return the time axis in microseconds; a bounded source needs its end."""
-    time = file.section
-    if time.end is None and not file.source.unbounded:
+    if time.end is None and not source.unbounded:
         raise UsageError(
             "end",
-            f"is required, because table.format '{file.source.kind}' is bounded",
+            f"is required, because table.format '{source.kind}' is bounded",
             "add the end of the last window, for example end = '2014-01-07T00:00:00Z'",
         )
     window = duration_micros("window", time.window)
-    period = file.privacy.period
+    covers = {"lifetime": None, "window": time.window}
+    period = covers.get(time.budget.covers, time.budget.covers)
     return Timeline(
         start=instant_micros("start", time.start),
         end=None if time.end is None else instant_micros("end", time.end),
@@ -352,36 +428,40 @@ def _timeline(file: JobParts) -> Timeline:
     )
 
 
-def _privacy(file: JobParts, public: bool, workload: bool) -> Privacy:
-    """Return the privacy section with its defaults.
+def _privacy(job: JobSection, public: bool, workload: bool) -> Privacy:
+    """Return the guarantee and the mechanism of a job.
 
     Args:
         public: whether keys are public.
         workload: see `load_job`.  Its cells replace private keys, so that no family of noise is
             chosen for the keys; mixed cells have Gaussian noise.
     """
-    own = {
-        "weights": _weights(file, public),
-        "usual_weights": file.privacy.weights == "auto",
-        "strategy": file.privacy.strategy or ("blt" if workload and not public else "auto"),
-        "optimise": file.privacy.optimise or "period",
+    mechanism = msgspec.structs.asdict(job.mechanism)
+    auto = job.mechanism.strategy == "auto"
+    resolved: dict[str, Any] = {
+        "epsilon": job.budget.epsilon,
+        "delta": job.budget.delta,
+        "contributions": job.contributions,
+        "per_key_bound": job.per_key_bound,
+        "weights": _weights(job, public),
+        "usual_weights": job.mechanism.weights == "auto",
+        "strategy": "blt" if auto and workload and not public else job.mechanism.strategy,
+        "optimise": job.mechanism.optimise or "period",
     }
-    names = [name for name in Privacy.__struct_fields__ if name not in own]
-    given = {name: getattr(file.privacy, name) for name in names} | own
-    return Privacy(**given)
+    return Privacy(**(mechanism | resolved))
 
 
-def _weights(file: JobParts, public: bool) -> SelectionWeights | None:
+def _weights(job: JobSection, public: bool) -> SelectionWeights | None:
     """Return the selection weights; ``auto``: the usual ones for the job's kind."""
-    privacy = file.privacy
-    if isinstance(privacy.weights, SelectionWeights):
-        return privacy.weights
-    if privacy.weights == "uniform" or privacy.strategy == "geometric":
+    mechanism = job.mechanism
+    if isinstance(mechanism.weights, SelectionWeights):
+        return mechanism.weights
+    if mechanism.weights == "uniform" or mechanism.strategy == "geometric":
         return None
     return usual_weights(
-        privacy.contributions,
-        combine=privacy.combine,
+        job.contributions,
+        combine=mechanism.combine,
         selects=not public,
-        fused=any(a.kind == "units" for a in file.aggregate) and not privacy.skip,
-        skip=bool(privacy.skip),
+        fused=any(a.kind == "units" for a in job.aggregate.values()) and not mechanism.skip,
+        skip=bool(mechanism.skip),
     )

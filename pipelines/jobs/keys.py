@@ -51,9 +51,9 @@ def read_public_keys(job: "Job") -> pa.Table:
     """
     if job.cells is not None:
         return job.cells.domain.table
-    if job.keys.public is None:
+    if job.public_keys is None:
         raise UsageError("public_keys", "is not set", "name a CSV file of the public keys")
-    rows = _rows(Path(job.keys.public), job.plan.key)
+    rows = _rows(Path(job.public_keys), job.plan.key)
     if _digest(rows, job.plan.key) != job.plan.public_keys:
         raise PolicyError("public_keys", "changed since the plan was made", "load the job again")
     columns = list(zip(*rows, strict=True))

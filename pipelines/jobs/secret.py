@@ -42,7 +42,7 @@ def secret_source(job: Job) -> SecretSource:
     Raises:
         UsageError: its data set names no secret.
     """
-    return job.privacy.secret.required("secret", "is required to run")
+    return job.secret.required("secret", "is required to run")
 
 
 def check_secret(job: Job) -> dict[str, str]:

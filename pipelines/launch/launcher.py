@@ -153,7 +153,7 @@ def check_remote(job: Job) -> None:
         ),
         (
             "secret",
-            job.privacy.secret.kind != "gcp",
+            job.secret.kind != "gcp",
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
         ),
         ("table.path", here, "use a topic or a subscription, or a folder that is a gs:// URL"),

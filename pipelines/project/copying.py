@@ -26,7 +26,7 @@ from tomlkit.items import AoT, Array, InlineTable, SingleKey, Table
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.job_section import SinkSection
-from dpstream.pipelines.project.project import Project, flush_project, is_name, write_project
+from dpstream.pipelines.project.project import Project, check_name, flush_project, write_project
 from dpstream.pipelines.project.text import read_at_most, text_of
 
 
@@ -73,8 +73,7 @@ def check_new_name(project: Project, name: str, option: str, existing: bool = Fa
     Raises:
         UsageError: the name cannot be used, or is taken.
     """
-    if not is_name(name):
-        raise UsageError(option, "is not a usable name", "use letters, digits, _ and -")
+    check_name(option, name)
     if name in project.sections.job and not existing:
         raise UsageError(option, f"[job.{name}] exists", "choose another name")
 

@@ -1,15 +1,23 @@
 """``[job.NAME]`` of the project file as frozen structs, as written."""
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from dpstream.accounting.fields import Field, KindName
-from dpstream.accounting.plan.privacy import Optimise, StrategyName
+from dpstream.accounting import limits
+from dpstream.accounting.fields import Field, KindName, Positive
+from dpstream.accounting.places import FileKind
+from dpstream.accounting.plan.privacy import (
+    Contributions,
+    MechanismFields,
+    Optimise,
+    StrategyName,
+)
 from dpstream.accounting.tuning.answer import How
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.pipelines.project.sections import Section
+from dpstream.pipelines.project.sections import PLACE, Place, Section
 
 #: Where releases go: files in a folder, or a topic or table of a service.
 SinkKind = Literal["parquet", "csv", "jsonl", "kafka", "pubsub", "bigquery"]
@@ -59,20 +67,12 @@ class BudgetSection(Section, frozen=True):
     covers: str
 
 
-class MechanismSection(Section, frozen=True):
+class MechanismSection(MechanismFields, frozen=True, kw_only=True):
     """``[job.NAME.mechanism]``: the mechanism of noise; see `accounting.plan.privacy.Privacy`."""
 
-    strategy: StrategyName | None = None
+    strategy: StrategyName = "auto"
     optimise: Optimise | None = None
-    pre_threshold: int = 0
-    refresh_every: int | None = None
     weights: SelectionWeights | Literal["auto", "uniform"] = "auto"
-    combine: bool = False
-    select_every: int | None = None
-    periods_share_windows: bool = False
-    tests: int | tuple[int, ...] | None = None
-    skip: bool | None = None
-    allow_large_delta: bool = False
 
 
 class SinkSection(Section, frozen=True):
@@ -89,17 +89,33 @@ class SinkSection(Section, frozen=True):
     """
 
     kind: SinkKind
-    path: str = ""
-    topic: str | None = None
-    servers: str | None = None
-    options: dict[str, str] = msgspec.field(default_factory=dict)
-    table: str | None = None
+    path: Place = ""
+    topic: Place | None = None
+    servers: Place | None = None
+    options: Annotated[dict[str, str], PLACE] = msgspec.field(default_factory=dict)
+    table: Place | None = None
     formulas: Literal["guard", "keep"] | None = None
 
     @property
     def place(self) -> str:
         """The folder, topic or table of the releases."""
         return self.path or self.topic or self.table or ""
+
+    @property
+    def guarded(self) -> bool:
+        """Return whether CSV marks text that a spreadsheet would take for a formula."""
+        return self.formulas != "keep"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the releases; ``None`` if they are not files."""
+        return Path(self.path) if self.path else None
+
+    @property
+    def file_kind(self) -> FileKind:
+        """The kind of files to export releases to: the sink's own, if it writes files."""
+        kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
+        return kinds.get(self.kind, "parquet")
 
 
 class ChoiceSection(Section, frozen=True):
@@ -153,20 +169,20 @@ class JobSection(Section, frozen=True):
     window: str
     release_every: str
     budget: BudgetSection
-    contributions: int
+    contributions: Contributions
     sink: SinkSection
     query: str | None = None
     end: str | None = None
     slide: str | None = None
     allowed_lateness: str = "0s"
     max_skew: str = "0s"
-    per_key_bound: int | None = None
+    per_key_bound: Positive | None = None
     mechanism: MechanismSection = MechanismSection()
-    public_keys: str | None = None
+    public_keys: Place | None = None
     remember_keys: str | None = None
-    store: str | None = None
+    store: Place | None = None
     keep_releases: str | None = None
-    shards: int = 4
-    dead_letter: str | None = None
-    threads: int | None = None
+    shards: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_SHARDS)] = 4
+    dead_letter: Place | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_THREADS), PLACE] | None = None
     choice: ChoiceSection | None = None

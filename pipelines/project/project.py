@@ -17,7 +17,7 @@ import stat
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,6 +25,7 @@ from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError, c
 from dpstream.accounting.places import check_path
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import (
+    PLACE,
     AccountSection,
     CensusSection,
     DataSetSection,
@@ -56,19 +57,6 @@ if TYPE_CHECKING:
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-#: Fields that an environment and ``--set`` may change: places, and what changes no released byte.
-PLACES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"data_set\.[^.]+\.(secret|account\.path)",
-        r"table\.[^.]+\.(path|folder|topic|servers|subscription|uri|coordinates|settle)",
-        r"table\.[^.]+\.options\.[^.]+(\.[^.]+)*",
-        r"job\.[^.]+\.(store|dead_letter|public_keys|threads)",
-        r"job\.[^.]+\.sink\.(path|topic|servers|table|options\..+)",
-        r"workload\.[^.]+\.file",
-        r"census\.[^.]+\.(parameters|data)",
-    )
-)
 
 
 class Project(NamedTuple):
@@ -161,6 +149,12 @@ def section_named(
 def is_name(text: str) -> bool:
     """Return whether a section can have this name."""
     return _NAME.fullmatch(text) is not None
+
+
+def check_name(field: str, name: str) -> None:
+    """Refuse a name that no section can have; ``field`` is where it was given."""
+    if not is_name(name):
+        raise UsageError(field, "is not a usable name", "use letters, digits, _ and -")
 
 
 def free_name(name: str, taken: Container[str]) -> str:
@@ -302,10 +296,7 @@ def decoded(tables: Any, kind: type[Struct], where: str = "") -> Struct:
 def _check_names(sections: ProjectSections) -> None:
     for kind in ("data_set", "table", "job", "workload", "census", "env"):
         for name in getattr(sections, kind):
-            if not is_name(name):
-                raise UsageError(
-                    kind, "has a name that is not usable", "use letters, digits, _ and -"
-                )
+            check_name(kind, name)
 
 
 #: The names of a field of the project file, from the outermost table on.
@@ -338,14 +329,36 @@ def _setting(option: str, text: str) -> tuple[_Field, Any]:
 
 
 def _check_place(where: str, field: _Field) -> None:
-    written = ".".join(field)
-    if len(field) < 3 or not any(pattern.fullmatch(written) for pattern in PLACES):
+    if len(field) < 3 or not _is_place(field):
         raise UsageError(
             where,
-            f"{written} is not a place: an environment changes where data, secret, store, account "
-            "and releases are, never what a plan promises",
+            f"{'.'.join(field)} is not a place: an environment changes where data, secret, store, "
+            "account and releases are, never what a plan promises",
             "change it in the file itself, or look at it with `dpstream plan --try`",
         )
+
+
+def _is_place(field: _Field) -> bool:
+    """Return whether a field of the file, or a table that it is in, is declared as a place."""
+    kind: Any = ProjectSections
+    if field[0] == "job":
+        from dpstream.pipelines.project.job_section import JobSection  # loads the mathematics
+
+        kind, field = JobSection, field[2:]
+    for name in field:
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+            continue
+        hint = get_type_hints(kind, include_extras=True).get(name) if _is_struct(kind) else None
+        options = [hint, *get_args(hint)]
+        if any(PLACE in getattr(option, "__metadata__", ()) for option in options):
+            return True
+        kind = next((o for o in options if _is_struct(o) or get_origin(o) is dict), None)
+    return False
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _put(tables: dict[str, Any], field: _Field, value: Any) -> None:

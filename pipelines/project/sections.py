@@ -1,12 +1,12 @@
 """Sections of ``dpstream.toml`` as frozen structs, as written; unknown fields are refused.
 
 Paths, durations and instants are texts here.  The modules that use a section interpret it:
-`pipelines.jobs.parts` makes a job of ``[job.NAME]``, its table and its data set,
+`pipelines.jobs.job` makes a job of ``[job.NAME]``, its table and its data set,
 `pipelines.sql.load`
 a catalog of the tables of a data set.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,11 @@ from dpstream.accounting.fields import Field, FieldType
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A section of the project file, or a table in one."""
+
+
+#: Declares a place, or what changes no released byte: an environment and ``--set`` may change it.
+PLACE = msgspec.Meta(extra={"place": True})
+Place = Annotated[str, PLACE]
 
 
 class UnitSection(Section, frozen=True):
@@ -31,7 +36,7 @@ class AccountSection(Section, frozen=True):
     of them makes an account for a section without an id.
     """
 
-    path: str
+    path: Place
     id: str | None = None
 
 
@@ -48,7 +53,7 @@ class DataSetSection(Section, frozen=True):
 
     unit: UnitSection | None = None
     account: AccountSection | None = None
-    secret: str | None = None
+    secret: Place | None = None
     insecure_test_secret: str | None = None
 
     def __repr__(self) -> str:
@@ -142,17 +147,17 @@ class TableSection(Section, frozen=True):
 
     data_set: str | None = None
     public: bool = False
-    path: str | None = None
-    folder: str | None = None
+    path: Place | None = None
+    folder: Place | None = None
     format: Literal["parquet", "csv", "jsonl", "json"] | None = None
-    topic: str | None = None
-    servers: str | None = None
-    options: dict[str, str] = {}
-    subscription: str | None = None
-    uri: str | None = None
+    topic: Place | None = None
+    servers: Place | None = None
+    options: Annotated[dict[str, str], PLACE] = {}
+    subscription: Place | None = None
+    uri: Place | None = None
     remote: str | None = None
     stamp: str | None = None
-    settle: str = "2s"
+    settle: Place = "2s"
     columns: dict[str, str] | None = None
     unit_column: str | None = None
     unit_via: Via | None = None
@@ -160,7 +165,7 @@ class TableSection(Section, frozen=True):
     record_id: str | Field | None = None
     key_columns: tuple[str, ...] = ()
     dimension: dict[str, DimensionSection] = {}
-    coordinates: str | None = None
+    coordinates: Place | None = None
     regions: int | None = None
     quota: QuotaSection | None = None
     unlock: UnlockSection | None = None
@@ -172,7 +177,7 @@ class WorkloadSection(Section, frozen=True):
     the queries.
     """
 
-    file: str
+    file: Place
     job: str
 
 
@@ -188,8 +193,8 @@ class CensusSection(Section, frozen=True):
         estimates: ``census``, or ``combined``: totals from both steps by least squares.
     """
 
-    parameters: str
-    data: str
+    parameters: Place
+    data: Place
     data_set: str | None = None
     program: Literal["p", "h"] = "p"
     noise: Literal["census", "rounded"] = "census"

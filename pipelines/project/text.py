@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError, closest
+from dpstream.accounting.fields import outside
 from dpstream.accounting.figures import EPOCH, moment_of, time_text
 from dpstream.state.disk_errors import unreadable
 
@@ -288,6 +289,9 @@ def raise_decode_error(
         where = f"{path}.{named[1]}" if path else named[1]
         sample = example(where)
         raise UsageError(where, "is required", f"add {sample}" if sample else "add it") from None
+    bound = re.fullmatch(r"Expected `int` ([<>]=) (-?\d+)", rule)
+    if bound:
+        raise outside(path, bound[1], int(bound[2])) from None
     if rule.startswith("Invalid enum value"):
         choices = [repr(option) for option in _literals(kind)]
         fix = f"choose from {', '.join(choices) or 'the documented values'}"

@@ -30,8 +30,7 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.strength import refuses
-from dpstream.pipelines.jobs.job import Job, job_in, source_path
-from dpstream.pipelines.jobs.parts import described, query_of, source_of
+from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.copying import (
     append_section,
     check_new_name,
@@ -44,6 +43,7 @@ from dpstream.pipelines.project.copying import (
     with_job,
 )
 from dpstream.pipelines.project.project import Project
+from dpstream.pipelines.project.source import described, query_of, source_of, source_path
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.functions import Function

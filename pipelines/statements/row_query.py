@@ -66,7 +66,7 @@ from dpstream.accounting.places import matching
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
-from dpstream.pipelines.project.job_parts import LookUpConfig, QueryConfig, SourceConfig
+from dpstream.pipelines.project.source import LookUp, Query, Source
 from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, require
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
@@ -227,7 +227,7 @@ _IDENTITIES = {"STRING": "string", "INT64": "int", "BOOL": "bool", "BYTES": "byt
 _CAST = {"DATE": "date", "NUMERIC": "decimal"}
 
 
-def look_up(config: LookUpConfig, folder: Path) -> tuple[Table, tuple[str, ...]]:
+def look_up(config: LookUp, folder: Path) -> tuple[Table, tuple[str, ...]]:
     """Return a public table as a job declares it, and the columns of its key; no row is read.
 
     Args:
@@ -344,10 +344,10 @@ class Readable(NamedTuple):
 
     tables: RowTables
     reads: dict[str, str]
-    look_ups: tuple[LookUpConfig, ...] = ()
+    look_ups: tuple[LookUp, ...] = ()
 
 
-def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
+def readable(source: Source, unit: Field, folder: Path) -> Readable:
     """Return the tables that a job's query can name; no row is read.
 
     Args:
@@ -358,7 +358,7 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     Raises:
         UsageError: columns or tables are not usable.
     """
-    config = source.query or QueryConfig()
+    config = source.query or Query()
     where, declared = f"table.{config.table}", config.columns
     if declared is None:  # those of Parquet, from the first file's footer
         types = file_columns(where, source.kind, source.path, None)
@@ -393,7 +393,7 @@ def readable(source: SourceConfig, unit: Field, folder: Path) -> Readable:
     return Readable(tables, names | {own: unit.column}, config.look_up)
 
 
-def compiled(source: SourceConfig, plan: Plan, folder: Path) -> RowQuery:
+def compiled(source: Source, plan: Plan, folder: Path) -> RowQuery:
     """Return the query of a job's tables, checked, also by DuckDB; reads its public tables.
 
     Args:

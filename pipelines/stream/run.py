@@ -397,7 +397,7 @@ def _on_threads(run: Run, job: Job, engine: Engine) -> Run:
 
     More than two are used only if the job asks for them: each holds a shard's work in memory.
     """
-    threads = job.threads or min(2, os.cpu_count() or 1)
+    threads = job.section.threads or min(2, os.cpu_count() or 1)
     settings = run.performance._replace(threads=threads if engine.kind.by_reference else 1)
     return run._replace(performance=settings)
 

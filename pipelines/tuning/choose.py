@@ -352,7 +352,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     if not tuning.private or place is None:
         return Acceptance(None, None, None, None).unless(lambda: check_first_file(tuning.job))
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
-    secret, question = tuning.job.privacy.secret, TuningQuestion(tuning)
+    secret, question = tuning.job.secret, TuningQuestion(tuning)
 
     def check(account: History) -> None:
         refuse_useless(tuning, account, spend)

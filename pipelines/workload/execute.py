@@ -362,7 +362,7 @@ class Request(NamedTuple):
             return job_acceptance(job, new).unless(lambda: check(order, job, out is not None))
         question = self._question(choice.family)
         charge = question.decide(new_run_id(), History()).charge
-        secret = self.job.privacy.secret
+        secret = self.job.secret
         request = request_for(charge, lambda: question.identity, secret, how.as_of)
         accepted = requests_acceptance(question.ledger, [request], how.fresh)
         if out is None:

@@ -87,7 +87,11 @@ def cells_job(job: Job, workload: Workload, mixing: Mixing, over_time: bool) -> 
     domain = _domain_of_job(job, workload)
     replace, plan = msgspec.structs.replace, job.plan
     # Weights choose among keys by units: with all cells public there is nothing to choose.
-    privacy = replace(plan.privacy, weights=None) if job.privacy.weights == "auto" else plan.privacy
+    privacy = (
+        replace(plan.privacy, weights=None)
+        if job.section.mechanism.weights == "auto"
+        else plan.privacy
+    )
     timeline = plan.timeline
     if not over_time:
         timeline = timeline.once()
@@ -120,9 +124,8 @@ def with_own_places(job: Job) -> Job:
         sink = replace(sink, topic=place_beside(sink.topic, OVER_TIME))
     if sink.path:
         sink = replace(sink, path=_folder_beside(job, sink.path))
-    if sink.dead_letter is not None:
-        sink = replace(sink, dead_letter=_folder_beside(job, sink.dead_letter))
-    return replace(job, state=state, sink=sink)
+    dead_letter = _folder_beside(job, job.dead_letter)
+    return replace(job, state=state, sink=sink, dead_letter=dead_letter)
 
 
 def _folder_beside(job: Job, path: str) -> str:
@@ -154,7 +157,7 @@ def _check_job(job: Job) -> None:
     aggregates = job.plan.aggregates
     refuse_first(
         (
-            job.keys.public is not None,
+            job.public_keys is not None,
             "public_keys",
             "is not for a workload: its cells are the keys",
             "omit it",

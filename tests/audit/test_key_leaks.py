@@ -111,7 +111,7 @@ def test_a_run_leaves_no_key(job: Job, tmp_path: Path, capfd: pytest.CaptureFixt
 def test_nothing_that_travels_has_the_key(job: Job) -> None:
     data = what_travels(job)
     # The search sees into the pickles: where the key is stands there.
-    reference = (job.privacy.secret.reference or "").encode()
+    reference = (job.secret.reference or "").encode()
     assert reference in data and data.count(reference) > 4
     assert not key_hits(data)
 
@@ -181,9 +181,8 @@ class KeepsChild(KeepsKey):
 
 @pytest.mark.parametrize("source", [KeepsKey, KeepsHex, KeepsChild])
 def test_a_source_that_keeps_the_key_is_caught(job: Job, source: type[SecretSource]) -> None:
-    replace = msgspec.structs.replace
-    leaking = source(job.privacy.secret.reference)
-    job = replace(job, privacy=replace(job.privacy, secret=leaking))
+    leaking = source(job.secret.reference)
+    job = msgspec.structs.replace(job, secret=leaking)
     run, _ = begin(job)
     assert key_hits(pickle.dumps(run))
     pipeline = beam.Pipeline(runner=FnApiRunner())

@@ -76,6 +76,8 @@ def worded(of: Any) -> str:
     """A type without the names of this program's own classes."""
     if is_record(of):
         return "record"
+    if typing.get_origin(of) is typing.Annotated:  # bounds are no form
+        return worded(typing.get_args(of)[0])
     arguments = typing.get_args(of)
     if isinstance(of, types.UnionType) or typing.get_origin(of) is typing.Union:
         return " | ".join(sorted(map(worded, arguments)))

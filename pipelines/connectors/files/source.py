@@ -60,7 +60,7 @@ from dpstream.pipelines.formats.small import (
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
-from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
+from dpstream.pipelines.project.source import GIVEN_COLUMNS
 from dpstream.state.disk_errors import file_errors
 
 #: What one element of work is: (kind, partition, path, row group, first row).  The kind of a

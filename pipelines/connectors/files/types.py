@@ -157,7 +157,7 @@ def _roles(job: Job) -> Iterator[_Role]:
     yield _identity("table.unit_column", None, plan.unit, job)
     if plan.record_id is not None:
         yield _identity("table.record_id", "record_id = %s", plan.record_id, job)
-    micros = job.schema.event_time.type == "micros"
+    micros = job.micros
     yield _time("table.time_column", plan.event_time, micros, job)
     if plan.stamp != "event_time":
         yield _time("table.stamp", plan.stamp, True, job)

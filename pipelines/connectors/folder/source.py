@@ -64,7 +64,7 @@ from dpstream.pipelines.formats.parquet import UnpacksTooLargeError, read_row_gr
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, after, refuse
 from dpstream.pipelines.formats.texts import read_text
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.job_parts import GIVEN_COLUMNS
+from dpstream.pipelines.project.source import GIVEN_COLUMNS
 from dpstream.pipelines.project.text import duration_micros
 
 #: (name, row group, first row, closed, rows that it should have or -1, bytes, last of the file)

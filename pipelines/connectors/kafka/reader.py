@@ -42,7 +42,7 @@ from dpstream.pipelines.connectors.kafka.client import (
 )
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
 from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
-from dpstream.pipelines.project.job_parts import SourceConfig
+from dpstream.pipelines.project.source import Source
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).
 START_SECONDS, ASK_SECONDS = 30.0, 3.0
@@ -103,7 +103,7 @@ class Kafka(msgspec.Struct, frozen=True):
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, source: SourceConfig) -> "Kafka":
+    def of(cls, source: Source) -> "Kafka":
         """Return the topic of a job's source.
 
         Raises:

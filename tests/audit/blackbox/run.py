@@ -33,7 +33,8 @@ from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import public_key_digest
 from dpstream.pipelines.jobs.secret import new_secret, secret_source
-from dpstream.pipelines.project.job_parts import KeysConfig, SinkConfig, SourceConfig
+from dpstream.pipelines.project.job_section import SinkSection
+from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import PROJECT_FILE
@@ -287,25 +288,21 @@ class Runner:
         return replace(
             self._job,
             path=folder / PROJECT_FILE,
-            source=SourceConfig("parquet", pattern, self._job.source.stamp_column),
-            privacy=replace(
-                self._job.privacy,
-                secret=SecretSource(None, fixed.insecure_test_secret)
-                if fixed
-                else SecretSource(f"file:{self._secret}"),
-            ),
-            keys=KeysConfig(str(folder / "keys.csv") if not self.plan.design.selects else None),
+            source=Source("parquet", pattern, self._job.source.stamp_column),
+            section=replace(self._job.section, choice=None),
+            secret=SecretSource(None, fixed.insecure_test_secret)
+            if fixed
+            else SecretSource(f"file:{self._secret}"),
+            public_keys=str(folder / "keys.csv") if not self.plan.design.selects else None,
             state=replace(
                 self._job.state,
                 store=f"sqlite:{folder / 'state.db'}",
                 shards=min(_SHARDS, self._job.state.shards),
             ),
             ledger=None,
-            sink=SinkConfig(
-                "parquet", str(folder / "releases"), dead_letter=str(folder / "dead_letter")
-            ),
+            sink=SinkSection("parquet", str(folder / "releases")),
+            dead_letter=str(folder / "dead_letter"),
             plan=self.plan,
-            tuning=None,
             test_run_id=run_id,
         )
 
@@ -333,8 +330,8 @@ class Runner:
 
     def _through_beam(self, job: Job, given: TrialInput) -> pa.Table:
         pq.write_table(given.table, Path(job.path).with_name("rows.parquet"))
-        if job.keys.public is not None:
-            path = Path(job.keys.public)
+        if job.public_keys is not None:
+            path = Path(job.public_keys)
             pcsv.write_csv(pa.table(key_columns(self.plan, given.keys)), path)
             digest = public_key_digest(path, self.plan.key)
             job = msgspec.structs.replace(

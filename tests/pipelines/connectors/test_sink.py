@@ -27,7 +27,8 @@ from dpstream.pipelines.connectors.sink import (
 )
 from dpstream.pipelines.connectors.write import dead_letter_folder
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.job_parts import SinkConfig, SourceConfig
+from dpstream.pipelines.project.job_section import SinkSection
+from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.report.data import inventory
 from tests.pipelines.connectors.files.test_sink import release
 from tests.published import Published
@@ -187,12 +188,12 @@ def test_files_are_one_class_for_all_kinds(kind: str, make_job: Callable[..., Jo
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [(SinkConfig("kafka", topic="t", servers="h:1"), "KafkaSink"),
-     (SinkConfig("pubsub", topic="projects/p/topics/t"), "PubsubSink"),
-     (SinkConfig("bigquery", table="p.d.t"), "BigQuerySink")],
+    [(SinkSection("kafka", topic="t", servers="h:1"), "KafkaSink"),
+     (SinkSection("pubsub", topic="projects/p/topics/t"), "PubsubSink"),
+     (SinkSection("bigquery", table="p.d.t"), "BigQuerySink")],
 )  # fmt: skip
 def test_services_have_a_class_each(
-    table: SinkConfig, name: str, make_job: Callable[..., Job]
+    table: SinkSection, name: str, make_job: Callable[..., Job]
 ) -> None:
     sink = sink_of(msgspec.structs.replace(make_job(), sink=table))
     assert type(sink).__name__ == name and sink.kind == table.kind
@@ -201,7 +202,7 @@ def test_services_have_a_class_each(
 def test_kafka_without_its_client(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = SourceConfig("kafka", topic="t", servers="h:1")
+    source = Source("kafka", topic="t", servers="h:1")
     job = msgspec.structs.replace(make_job(), source=source)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     for name in [n for n in sys.modules if n.startswith("dpstream.pipelines.connectors.kafka.")]:

@@ -15,7 +15,6 @@ from dpstream.pipelines.connectors.write import (
     dead_letter_folder,
     write_dead_letters,
 )
-from dpstream.pipelines.project.job_parts import SinkConfig
 from tests.faults.damage import flip
 from tests.pipelines.connectors.files.test_sink import release
 from tests.written import read_dead_letters, write_release
@@ -56,14 +55,7 @@ def test_dead_letters_are_their_owners_from_the_first_byte(
 @pytest.mark.parametrize("kind", ["parquet", "csv", "kafka", "pubsub", "bigquery"])
 def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind: str) -> None:
     """There is one writer, whatever the sink: it knows a folder only."""
-    sink = SinkConfig(
-        "csv" if kind == "csv" else "parquet",
-        path=str(tmp_path / "out"),
-        dead_letter=str(tmp_path / "dead"),
-    )
-    if kind not in ("parquet", "csv"):
-        sink = SinkConfig(kind, dead_letter=str(tmp_path / "dead"))  # type: ignore[arg-type]
-    job = Namespace(sink=sink)
+    job = Namespace(dead_letter=str(tmp_path / "dead"), sink=Namespace(kind=kind))
     writer = WriteDeadLetters(job)._dofn  # type: ignore[arg-type]
     writer.start_bundle()
     row = {"partition": 0, "offset": 1, "reason": "malformed"}

@@ -35,7 +35,7 @@ def test_a_job_says_what_was_answered() -> None:
     assert (plan.unit, plan.key, plan.event_time) == (ANSWERS.unit, ANSWERS.key, "at")
     assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
     assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
-    assert job.privacy.secret.file == "/jobs/visits.secret" and job.source.kind == "csv"
+    assert job.secret.file == "/jobs/visits.secret" and job.source.kind == "csv"
     assert job.ledger is not None and job.ledger.path == "/jobs/visits.account.db"
 
 

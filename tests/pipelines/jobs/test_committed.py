@@ -26,7 +26,8 @@ def job(make_job: Callable[..., Job]) -> Job:
 
 
 def tuned(job: Job, **fields: Any) -> Job:
-    return msgspec.structs.replace(job, tuning=ChoiceSection(**fields))
+    section = msgspec.structs.replace(job.section, choice=ChoiceSection(**fields))
+    return msgspec.structs.replace(job, section=section)
 
 
 def test_the_unit_by_name(job: Job) -> None:

@@ -22,7 +22,6 @@ from dpstream.pipelines.jobs.keys import (
     public_key_digest,
     read_public_keys,
 )
-from dpstream.pipelines.project.job_parts import KeysConfig
 
 FIELDS = (Field("city"), Field("zone", "int"))
 
@@ -67,7 +66,7 @@ def test_a_job_reads_the_list_that_it_was_planned_with(
     with pytest.raises(UsageError):
         read_public_keys(job)
     plan = msgspec.structs.replace(job.plan, public_keys=public_key_digest(path, job.plan.key))
-    job = msgspec.structs.replace(job, keys=KeysConfig(str(path)), plan=plan)
+    job = msgspec.structs.replace(job, public_keys=str(path), plan=plan)
     assert read_public_keys(job).to_pydict() == {"key": ["a", "b"]}
     written(path, "key\na\n")
     with pytest.raises(PolicyError) as error:

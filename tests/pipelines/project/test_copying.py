@@ -211,7 +211,7 @@ def test_the_copy_has_places_of_its_own(old: str, new: str, tmp_path: Path) -> N
     made = load_job(tmp_path, "new")
     assert made.sink.path == str(tmp_path / new)
     assert made.state.store == f"sqlite:{tmp_path}/new.store.db"
-    assert made.sink.dead_letter == str(tmp_path / "dead_letter" / "new")
+    assert made.dead_letter == str(tmp_path / "dead_letter" / "new")
     assert made.plan.hash == load_job(tmp_path, "daily").plan.hash
     copied(tmp_path / "dpstream.toml", "new", "newer")
     assert load_job(tmp_path, "newer").sink.path != made.sink.path

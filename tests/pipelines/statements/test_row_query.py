@@ -21,7 +21,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.query import query_of
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.project.job_parts import LookUpConfig
+from dpstream.pipelines.project.source import LookUp
 from dpstream.pipelines.statements.row_query import (
     RowEngine,
     RowTables,
@@ -49,7 +49,7 @@ def _rows(
     path: str = "t.csv",
 ) -> pa.Table:
     (folder / "t.csv").write_text("\n".join(["K,n,d,m,f,b", *lines]) + "\n")
-    config = LookUpConfig(name, path, key, _COLUMNS)
+    config = LookUp(name, path, key, _COLUMNS)
     table, columns = look_up(config, folder)
     tables = RowTables(UnitIdentity("u", "int"), {"t": table}, keys={"t": columns})
     return look_up_rows(tables, "t")

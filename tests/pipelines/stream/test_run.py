@@ -137,8 +137,8 @@ def with_limit(job: Job, tmp_path: Path, epsilon: float) -> Job:
     key = tmp_path / "noise.secret"
     if not key.exists():
         new_secret(key)
-    privacy = msgspec.structs.replace(job.privacy, secret=SecretSource(f"file:{key}"))
-    return msgspec.structs.replace(job, ledger=ledger, privacy=privacy, test_run_id=None)
+    secret = SecretSource(f"file:{key}")
+    return msgspec.structs.replace(job, ledger=ledger, secret=secret, test_run_id=None)
 
 
 def test_private_files_beside_releases_are_refused(job: Job, tmp_path: Path) -> None:

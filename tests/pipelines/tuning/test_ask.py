@@ -87,7 +87,7 @@ def test_what_was_chosen_is_read_back_however_the_job_is_written(
     append_section(project, "chosen", text, section, "--as")
     assert path.read_bytes().startswith(before) and section.count("# mine") == 1
     made, old = load_job(path, "chosen"), load_project(path).sections.job["daily"]
-    assert made.plan.privacy.contributions == 9 and made.tuning == choice
+    assert made.plan.privacy.contributions == 9 and made.section.choice == choice
     assert made.plan.aggregates[1].bounds == (0, 5)
     assert made.state.store == f"sqlite:{tmp_path}/chosen.store.db"
     assert made.sink.path == f"{tmp_path}/releases-chosen" and old["contributions"] == 8

@@ -113,7 +113,9 @@ def test_choose_writes_a_job_that_runs(project: Path) -> None:
     assert 20 <= made.plan.privacy.contributions <= 28
     low, high = made.plan.aggregates[1].grid_bounds()
     assert -48 <= low <= -28 and 28 <= high <= 48  # 5% tails of -20 .. 20 on a grid of 0.5
-    assert made.tuning is not None and made.tuning.range == {"total": (-100.0, 200.0)}
+    assert made.section.choice is not None and made.section.choice.range == {
+        "total": (-100.0, 200.0)
+    }
     run, resumed = begin(made)
     assert not resumed and entries(project) == 2 and run.plan == made.plan
     plan_text = done(call("plan", "new", "--project", project)).stdout

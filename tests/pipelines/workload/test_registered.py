@@ -80,7 +80,7 @@ def test_places_over_time(sink: str, field: str, place: str, tmp_path: Path) -> 
     folder = tmp_path / "project"
     assert getattr(made.sink, field) == place.format(folder=folder, above=tmp_path)
     assert made.state.path == folder / "people.store-over-time.db"
-    assert made.sink.dead_letter == f"{folder}/dead_letter/people-over-time"
+    assert made.dead_letter == f"{folder}/dead_letter/people-over-time"
     assert made.plan.hash == job.plan.hash and job.state.path == folder / "people.store.db"
     spanner = JOB.replace("contributions", 'store = "spanner://p/i/d"\ncontributions')
     job = survey(tmp_path / "other", text=spanner)

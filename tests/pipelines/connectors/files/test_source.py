@@ -43,7 +43,7 @@ from dpstream.pipelines.formats import texts as source_lines
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 from dpstream.pipelines.formats.texts import read_csv, read_jsonl
 from dpstream.pipelines.jobs.job import Job, load_job
-from dpstream.pipelines.project.job_parts import SourceConfig
+from dpstream.pipelines.project.source import Source
 
 MakeJob = Callable[..., Job]
 COLUMNS = ("user", "key", "time", "value")
@@ -491,7 +491,7 @@ def test_mutated_files_in_beam(tmp_path: Path, make_job: MakeJob, kind: str) -> 
 
 
 def endless(job: Job, form: Literal["parquet", "csv", "jsonl", "json"] | None = None) -> Job:
-    source = SourceConfig("folder", "/in", format=form)
+    source = Source("folder", "/in", format=form)
     plan = msgspec.structs.replace(job.plan, stamp="_manifest")
     return msgspec.structs.replace(job, source=source, plan=plan)
 

@@ -115,11 +115,11 @@ def test_one_csv_without_header(make_job: MakeJob) -> None:
 
 
 def test_what_a_query_reads_is_its_own_business(make_job: MakeJob) -> None:
-    from dpstream.pipelines.project.job_parts import QueryConfig
+    from dpstream.pipelines.project.source import Query
 
     job = make_job("parquet")
     write(job, "a.parquet", value=pa.string(), key=pa.binary())
-    source = msgspec.structs.replace(job.source, query=QueryConfig(columns={"value": "VARCHAR"}))
+    source = msgspec.structs.replace(job.source, query=Query(columns={"value": "VARCHAR"}))
     types.check_types(msgspec.structs.replace(job, source=source))
 
 

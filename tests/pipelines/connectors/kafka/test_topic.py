@@ -42,7 +42,7 @@ from dpstream.pipelines.connectors.sink import is_row
 from dpstream.pipelines.formats.rows import Refused, Rows
 from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.project.job_parts import SourceConfig
+from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.stream.begin import begin
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_jobs import kafka_job
@@ -378,7 +378,7 @@ def test_a_topic_that_can_be_read() -> None:
 def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "SECRET")
     options = {"sasl.password": "env:PASSWORD", "client.id": "mine"}
-    kafka = Kafka.of(SourceConfig("kafka", topic="t", servers="h:1", options=options))
+    kafka = Kafka.of(Source("kafka", topic="t", servers="h:1", options=options))
     settings = kafka.settings()
     assert settings["sasl.password"] == "SECRET" and settings["client.id"] == "mine"
     assert settings["isolation.level"] == "read_committed"
@@ -388,7 +388,7 @@ def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["isolation.level", "bootstrap.servers", "plugin.library.paths"])
 def test_settings_that_decide_what_is_read(name: str) -> None:
-    source = SourceConfig("kafka", topic="t", servers="h:1", options={name: "x"})
+    source = Source("kafka", topic="t", servers="h:1", options={name: "x"})
     with pytest.raises(UsageError) as error:
         Kafka.of(source)
     assert error.value.field.startswith("table.options")
