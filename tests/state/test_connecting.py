@@ -29,6 +29,7 @@ from dpstream.state import connecting as connecting_module
 from dpstream.state.connecting import (
     CONNECT_SECONDS,
     EMULATORS,
+    Closing,
     ServiceClient,
     connecting,
     failed,
@@ -252,3 +253,17 @@ def test_only_sinks_have_their_releases_in_the_store() -> None:
     assert "the store has every release" in failed("sink.table", OSError(), "failed").fix
     assert "store" not in failed("table.path", OSError(), "failed").fix
     assert "KeyError" in str(failed("sink.table", KeyError("x"), "failed"))
+
+
+class Counted(Closing):
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_it_is_closed_once_by_its_block() -> None:
+    with Counted() as counted:
+        assert counted.closed == 0
+    assert counted.closed == 1

@@ -355,3 +355,16 @@ def test_a_small_file_takes_little_memory_to_be_refused(tmp_path: Path, refused:
     code += "try: read_workload(Path(sys.argv[1]))\nexcept UsageError: sys.exit(7)"
     command = [sys.executable, "-c", code, str(path)]
     assert subprocess.run(command, preexec_fn=limited, check=False).returncode == 7
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "float64"])
+def test_each_kind_of_number(kind: str) -> None:
+    values = np.array([1, -2, 3], kind)[::2]  # not in one piece
+    assert numbers(values).equals(pa.array([1, 3], kind))
+    assert values_of(pa.array(values)).tolist() == [1, 3]
+    assert values_of(pa.nulls(0, kind)).dtype == kind and not len(values_of(pa.chunked_array(
+        [], kind)))  # fmt: skip
+
+
+def test_all_of_a_null_column_is_null() -> None:
+    assert not valid_of(pa.nulls(3)).any() and valid_of(pa.array([1, 2])).all()
