@@ -17,10 +17,10 @@ _STATEMENT = """SELECT WITH DIFFERENTIAL_PRIVACY
   OPTIONS(epsilon = 1, delta = 1e-9, max_groups_contributed = 4)
   page, COUNT(DISTINCT user) AS users FROM visits GROUP BY page"""
 _TRACED = """
-import pathlib, sys, threading
+import inspect, pathlib, sys, threading
 passed = set()
 def note(frame, event, _):
-    if event == "call" and frame.f_code.co_name != "<module>":
+    if event == "call" and frame.f_code.co_flags & inspect.CO_NEWLOCALS:  # no module, no class
         passed.add(frame.f_code.co_filename)
 threading.setprofile(note)
 sys.setprofile(note)
