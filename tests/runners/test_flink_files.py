@@ -171,7 +171,7 @@ def test_the_launchers_command_line(objects: dict[str, Any]) -> None:
     words = [*container["command"], *container["args"]]
     assert words[:2] == ["dpstream", "run"]
     with run.make_context("run", words[2:]) as context:
-        assert context.params["public"] == container["ports"][0]["containerPort"]
+        assert context.params["metrics_port"] == container["ports"][0]["containerPort"]
         refuse_unknown(context.args, RUNNERS["FlinkRunner"].flags)
     named = {word.partition("=")[2] for word in words}
     service = objects["Service"]["metadata"]["name"]

@@ -318,9 +318,9 @@ def test_integers_that_could_wrap(
 ) -> None:
     monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 56)
     refused(lambda: allocate(make_plan()))
-    monkeypatch.setattr(limits, "MAX_PAIRS", 1 << 40)
-    refused(lambda: allocate(make_plan(pre_threshold=1 << 33)))
-    allocate(make_plan(pre_threshold=1 << 30))
+    most = 1 << (31 + limits.DECODE_BITS)
+    refused(lambda: check_needs(most, 0.0))
+    check_needs(most - 1, 0.0)
 
 
 def test_records_and_noise_together_stay_inside_the_decoders_integers(
