@@ -32,7 +32,7 @@ from dpstream.accounting.tabulation.parameters import (
     Level,
 )
 from dpstream.dp_transforms.tabulation.expand import RACES
-from dpstream.pipelines.tabulation.config import CONFIG, PUERTO_RICO, STATES, names_of
+from dpstream.pipelines.tabulation.config import CONFIG, PUERTO_RICO, names_of
 from dpstream.pipelines.tabulation.private import LAYOUTS
 from dpstream.pipelines.tabulation.public_files import (
     BLOCK,
@@ -436,7 +436,6 @@ _LARGE, _SMALL = (
 #: Thresholds of production; and of small data, in which no group would pass these.
 _BROAD, _NATION, _LOCAL = (4971, 19971, 149971), (471, 971, 6971), (971, 4971, 19971)
 _LOW = (20, 100, 400)
-MOST_PERSONS, MOST_TRACTS = 400_000_000, 100_000
 
 
 class Size(NamedTuple):
@@ -472,10 +471,9 @@ def generate(parameters: Path, data: Path, size: Size) -> dict[str, int]:
         By file, how many rows it has.
 
     Raises:
-        UsageError: a file is there, or a size is not possible.
+        UsageError: a file is there.
         RunError: a file cannot be written.
     """
-    _check(size)
     shape = PRODUCTION_SHAPE if size.production else SMALL_SHAPE
     made = invent_groups(shape, size.seed)
     states = tuple(sorted(size.states))
@@ -503,26 +501,6 @@ def generate(parameters: Path, data: Path, size: Size) -> dict[str, int]:
             with replacing(path) as draft, open(draft, "wb") as file:
                 file.writelines(parts)
     return {path.name: rows for path, (rows, _) in written.items()}
-
-
-def _check(size: Size) -> None:
-    mainland = [state for state in size.states if state != PUERTO_RICO]
-    codes = (*STATES, PUERTO_RICO)
-    if wrong := sorted({*(size.states or [""])} - {*codes}):
-        rule = f"has {wrong[0]!r}, which is no FIPS code"
-        raise UsageError("--states", rule, f"choose from {', '.join(codes)}")
-    if len(set(size.states)) < len(size.states):
-        raise UsageError("--states", "has a state twice", "write each once")
-    ranges = [
-        ("--persons", size.persons, 1, MOST_PERSONS),
-        ("--tracts", size.tracts, len(size.states), MOST_TRACTS),
-        ("--places", size.places, len(size.states), size.tracts * BLOCKS_PER_TRACT // 4),
-        ("--aiannh", size.aiannh, 0, size.tracts * BLOCKS_PER_TRACT // 4 if mainland else 0),
-        ("--seed", size.seed, 0, (1 << 63) - 1),
-    ]
-    for field, value, least, most in ranges:
-        if not least <= value <= min(most, 9_998 if field == "--aiannh" else most):
-            raise UsageError(field, f"must be {least:,} to {most:,} here", "correct it")
 
 
 def _listed(name: str, rows: list[tuple[str, ...]]) -> bytes:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -202,16 +201,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("mine")
-    sizes = {
-        "nobody": Size(persons=0), "no state": Size(states=()), "no code": Size(states=("01", "1")),
-        "a state twice": Size(states=("01", "01")), "few tracts": Size(tracts=2),
-        "few places": Size(places=1), "many places": Size(places=10_000),
-        "areas of Puerto Rico": Size(states=("72",), aiannh=1), "a seed": Size(seed=-1),
-    }  # fmt: skip
     calls: dict[str, Callable[[], object]] = {
-        **{n: partial(generate, tmp_path / "p", tmp_path / "d", s) for n, s in sizes.items()},
         "a file that is there": lambda: generate(tmp_path / "mine", tmp_path / "d", Size(300)),
         "below a file": lambda: generate(tmp_path / "file" / "p", tmp_path / "d", Size(1)),
     }
     check(Path(__file__).with_name("refusals_generate.txt"), of_refusals(calls))
-    assert not (tmp_path / "p").exists()
