@@ -42,8 +42,6 @@ PRIVATE_COUNTERS = (
 )
 #: Counters that may exist.
 OPERATOR_COUNTERS = (*PRIVATE_COUNTERS, *PUBLIC_COUNTERS)
-#: Stages whose seconds are told apart; how long one takes depends on the records.
-STAGES = ("records", "split", "bound", "step", "expire", "seal", "sink")
 #: Upper bounds in seconds of what a latency is counted in.
 LATENCY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 #: Trigger times whose passing is remembered until their releases are delivered.

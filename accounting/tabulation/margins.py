@@ -33,10 +33,10 @@ then not always the sum of its cells: clipping first, as the published method do
 bias that grows with the number of empty cells.
 
 **Bias.**  T is unbiased over all noise.  Given the detail it is not: a group came to a detail
-*because* y lay between two thresholds, and w of y's conditional error stays in T.  ``bias`` is that
-conditional mean, exactly.  It is 0 far from thresholds, and near one it pulls estimates of groups
-that were lifted over it up, and of those that fell below it down.  The published method has no such
-bias, because its cells are drawn after the choice.
+*because* y lay between two thresholds, and w of y's conditional error stays in T.  Its mean is 0
+far from thresholds, and near one it pulls estimates of groups that were lifted over it up, and of
+those that fell below it down.  The published method has no such bias, because its cells are drawn
+after the choice.
 """
 
 import bisect
@@ -296,15 +296,3 @@ def _missed(
         return 1 - float(measured.mass @ inside)
 
     return missed
-
-
-def bias(first: Noise, weight: float, low: float, high: float, truth: int) -> float:
-    """Return the expected error of a total whose detail was chosen because ``low`` <= y < ``high``.
-
-    0 where that has no chance.
-    """
-    law = chances(first)
-    seen = truth + law.values
-    chosen = (seen >= low) & (seen < high)
-    chance = float(law.mass[chosen].sum())
-    return weight * float(law.mass[chosen] @ law.values[chosen]) / chance if chance > 0 else 0.0

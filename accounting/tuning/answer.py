@@ -58,10 +58,6 @@ class Coverage(NamedTuple):
     edges: Float64
     part: Float64
 
-    def part_at(self, pairs: float) -> float:
-        """Return the part of all pairs that a bound of ``pairs`` pairs a unit keeps."""
-        return float(np.interp(pairs, self.edges, self.part))
-
 
 class PerKey(msgspec.Struct, frozen=True):
     """The effect of another bound per key on the same histogram.

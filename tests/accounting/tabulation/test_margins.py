@@ -12,7 +12,6 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.tabulation import margins
 from dpstream.accounting.tabulation.margins import (
     Chances,
-    bias,
     chances,
     combine,
     combined_margin,
@@ -276,6 +275,18 @@ def test_a_wrong_weight_has_more_error() -> None:
     w = weight(first, detail, 18)
     assert error(w) == pytest.approx(variance(first, detail, 18, 18), rel=0.04)
     assert min(error(0.0), error(1.0), error(w / 2)) > 1.1 * error(w)
+
+
+def bias(first: Noise, weight: float, low: float, high: float, truth: int) -> float:
+    """The expected error of a total whose detail was chosen because ``low`` <= y < ``high``.
+
+    0 where that has no chance.
+    """
+    law = chances(first)
+    seen = truth + law.values
+    chosen = (seen >= low) & (seen < high)
+    chance = float(law.mass[chosen].sum())
+    return weight * float(law.mass[chosen] @ law.values[chosen]) / chance if chance > 0 else 0.0
 
 
 def test_bias_of_the_choice() -> None:
