@@ -34,6 +34,7 @@ from dpstream.accounting import limits
 from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_derived
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import (
+    ASSUMPTIONS,
     OPEN_PERIODS,
     Budget,
     StreamNoise,
@@ -128,7 +129,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         "publishing": _publishing(plan),
         "choice": tuned.describe(plan, budget) if tuned else None,
         "warnings": warnings_of(plan, budget) + (tuned.warnings() if tuned else []),
-        "assumptions": list(budget.assumptions),
+        "assumptions": list(ASSUMPTIONS),
     }
 
 

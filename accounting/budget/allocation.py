@@ -161,7 +161,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
         statistic: what a key is tested on, ``None`` with public keys.
         tau: int64 threshold of each test (``Design.tests``) in 2^-DECODE_BITS of the
             statistic, ``None`` with public keys.
-        assumptions: the assumptions of the figures, as sentences.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
         sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run
@@ -178,7 +177,6 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     values: tuple[StreamNoise, ...]
     statistic: Statistic | None
     tau: Int64 | None
-    assumptions: tuple[str, ...]
     weights: Int64 | None
     sound: bool = True
 
@@ -354,7 +352,7 @@ def _divided(plan: Mechanism) -> Budget:
     mixed = plan.design.weights
     weights = None if mixed is None else mixed.integers(privacy.contributions)
     counts = selection, units, values
-    return Budget(*given, *counts, statistic, tau, ASSUMPTIONS, weights)
+    return Budget(*given, *counts, statistic, tau, weights)
 
 
 def _plain(plan: Mechanism) -> Budget:
@@ -389,7 +387,7 @@ def _plain(plan: Mechanism) -> Budget:
     units = streams.get("units")
     if not design.selects or tested is None:
         given = privacy.epsilon, 0.0, 0.0, 0.0, 0.0
-        return Budget(*given, None, units, values, None, None, ASSUMPTIONS, None)
+        return Budget(*given, None, units, values, None, None, None)
     b = math.nextafter(privacy.delta / privacy.contributions, 0)
     selection = streams[tested]
     counted = tested == COUNT
@@ -398,7 +396,7 @@ def _plain(plan: Mechanism) -> Budget:
     statistic = Statistic(1, 0, 1, selection.sd[at - 1], rounding)
     tau = tau_of(selection, b, privacy.pre_threshold, at)
     given = privacy.epsilon, privacy.delta, 0.0, 0.0, b
-    return Budget(*given, selection, units, values, statistic, tau, ASSUMPTIONS, None)
+    return Budget(*given, selection, units, values, statistic, tau, None)
 
 
 def _geometric_stream(

@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import (
-    ASSUMPTIONS,
     Budget,
     Encoder,
     StreamNoise,
@@ -287,7 +286,6 @@ def _budget(calibration: _Text) -> Budget:
         tuple(streams[i] for i in calibration.values),
         statistic,
         None if calibration.tau is None else _integers(calibration.tau),
-        ASSUMPTIONS,
         None if calibration.weights is None else _integers(calibration.weights),
         not calibration.unsound,
     )

@@ -38,11 +38,9 @@ edges up).  A record that the query reads is in an asked box, so in a snapped on
 is checked and charged the whole amount.  Asked boxes are disjoint, so that a record is read
 once; snapped ones may share points, which pay once: the union is charged.
 
-Charge an amount to every point of some boxes, or close them.
-
-Regions that a box cuts are divided, their inside pays, and neighbours that have spent the same
-are clubbed where the charge was.  All boxes of one charge are one query, of which a point pays the
-amount once.
+**Charges and closings.** Regions that a box cuts are divided, their inside pays, and neighbours
+that have spent the same are clubbed where the charge was. All boxes of one charge are one query, of
+which a point pays the amount once.
 
 **The cap holds whatever is asked.**  Dividing a region into 1 + p pieces adds p.  Before anything
 is divided the room under the cap is shared out: regions of which most would lie outside, for each
@@ -238,12 +236,12 @@ class Decision(NamedTuple):
     Attributes:
         accepted: whether every point has enough; with ``drop``, whether any has.
         boxes: (m, d, 2) the snapped boxes, disjoint: what was checked.
-        charged: (k, d, 2) what is to be charged: ``asked``, with ``drop`` its points with enough,
+        charged: (k, d, 2) what is to be charged: ``boxes``, with ``drop`` its points with enough,
             none if refused.
-        lacking: (j, d, 2) the points of ``asked`` with too little.
+        lacking: (j, d, 2) the points of ``boxes`` with too little.
         left: (j,) int64 the least that a point of each of them has left, in millionths; where
             only the analyst's quota is short, what is left of that.
-        largest: the largest amount that every point of ``asked`` has, in millionths.
+        largest: the largest amount that every point of ``boxes`` has, in millionths.
     """
 
     accepted: bool
@@ -377,7 +375,7 @@ def _ranged(parts: Int64, place: int, low: Int64, high: Int64) -> Int64:
 # neighbour's, so it never falls, and what a query may still spend there never rises.
 #
 # Boxes can be such that no two are neighbours (five that turn around a middle one): then none are
-# joined.  The cap on their number does not rest on this alone, see ``charging``.
+# joined.  The cap on their number does not rest on this alone, see ``charge``.
 
 #: What a joined box has spent.
 joined = np.maximum
@@ -426,14 +424,6 @@ def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int6
     np.minimum.at(best, second, rank)
     chosen = np.flatnonzero((best[first] == rank) & (best[second] == rank))[:most]
     return first[chosen], second[chosen], place[chosen]
-
-
-def ask(spent: Spent, boxes: Any, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
-    """Decide a query and charge what it may spend; see ``spent.decide``."""
-    decision = decide(spent, boxes, amount, drop)
-    if not decision.accepted:
-        return decision, spent
-    return decision, charge(spent, decision.charged, amount)
 
 
 def charge(spent: Spent, boxes: Any, amount: int) -> Spent:

@@ -69,7 +69,6 @@ class Way(NamedTuple):
     """One way to noise the job: fields of ``Privacy`` that differ from it, and its standing."""
 
     settings: dict[str, Any]
-    figures: ReferenceFigures
     keys: float
     noise: float
 
@@ -81,14 +80,14 @@ def starred(plan: Plan) -> Way:
         UsageError, PolicyError: the job itself cannot be run.
     """
     own = reference_figures(plan, allocate(plan))
-    candidates = [Way({}, own, 1.0, 1.0)]
-    for settings in _candidates(plan):
+    candidates = [Way({}, 1.0, 1.0)]
+    for settings in _candidates(plan, own):
         figures = _figures_of(plan, settings)
         keys = 0.0
         if figures is not None:
             keys = figures.keys_against(own) if plan.design.selects else 1.0
         if figures is not None and keys > 0:
-            candidates.append(Way(settings, figures, keys, figures.noise_against(own)))
+            candidates.append(Way(settings, keys, figures.noise_against(own)))
     return starred_of(candidates, _MOST_NOISE if plan.design.skips else math.inf)
 
 
@@ -106,10 +105,9 @@ def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
     return own if own in full and own.noise <= _SAME_NOISE * best.noise else best
 
 
-def _candidates(plan: Plan) -> Iterator[dict[str, Any]]:
+def _candidates(plan: Plan, own: ReferenceFigures) -> Iterator[dict[str, Any]]:
     """Fields of ``Privacy`` that differ from the job's; strategies first by themselves."""
-    privacy, best = plan.privacy, plan.privacy.strategy
-    least = reference_figures(plan, allocate(plan))
+    privacy, best, least = plan.privacy, plan.privacy.strategy, own
     for strategy in _other_strategies(plan):
         figures = _figures_of(plan, {"strategy": strategy})
         if figures is not None and figures.noise_against(least) < _ANOTHER:

@@ -92,7 +92,6 @@ def tallied(
         cells, {axis.name: coordinates[axis.name][at] for axis in cells.axes}, len(at)
     )
     at, number = at[number >= 0], number[number >= 0]
-    tally = nothing(cells.count, needs)
     columns = {}
     for name in needs.columns:
         value, has = _values(space, name, coordinates[name][at])
@@ -106,7 +105,7 @@ def tallied(
         leaves[tree.column] = _sums(
             number[has] * tree.size + leaf, None, cells.count * tree.size
         ).reshape(-1, tree.size)
-    return tally._replace(records=_sums(number, None, cells.count), columns=columns, leaves=leaves)
+    return Totals(_sums(number, None, cells.count), columns, leaves)
 
 
 def cell_numbers(cells: Cells, coordinates: Mapping[str, Int64], size: int) -> Int64:

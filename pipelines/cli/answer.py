@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, refuse_first
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.cli.parts import (
@@ -18,8 +18,6 @@ from dpstream.pipelines.cli.parts import (
     QUIET,
     Bar,
     Chosen,
-    Guard,
-    check_options,
     examples,
     load_job,
     print_account,
@@ -230,26 +228,23 @@ def _check_given(
     """
     free = release is not None
     of_job, no_charge = "is for a job", "a release is answered from at no charge"
-    check_options(
-        Guard(
+    refuse_first(
+        (
             free and job is not None,
-            "--job",
-            "excludes --from RELEASE",
-            "give one of the two",
+            UsageError("--job", "excludes --from RELEASE", "give one of the two"),
         ),
-        Guard(
-            not free and out is None and not dry_run, "--out", "is required", "name a new folder"
+        (
+            not free and out is None and not dry_run,
+            UsageError("--out", "is required", "name a new folder"),
         ),
-        Guard(
+        (
             not free and covariance is not None,
-            "--covariance",
-            "is for --from",
-            "ask it of the release",
+            UsageError("--covariance", "is for --from", "ask it of the release"),
         ),
-        Guard(free and over_time, "--over-time", of_job, "a release has its own triggers"),
-        Guard(free and how.fresh, "--fresh", of_job, no_charge),
-        Guard(free and bool(how.as_of), "--as-of", of_job, no_charge),
-        Guard(free and dry_run, "--dry-run", of_job, no_charge),
+        (free and over_time, UsageError("--over-time", of_job, "a release has its own triggers")),
+        (free and how.fresh, UsageError("--fresh", of_job, no_charge)),
+        (free and bool(how.as_of), UsageError("--as-of", of_job, no_charge)),
+        (free and dry_run, UsageError("--dry-run", of_job, no_charge)),
     )
 
 

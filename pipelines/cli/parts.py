@@ -326,28 +326,6 @@ ACCOUNT = options(
 )
 
 
-class Guard(NamedTuple):
-    """A combination of options that has no meaning: whether it is given, and its refusal."""
-
-    given: bool
-    field: str
-    rule: str
-    fix: str
-
-
-def check_options(*guards: Guard) -> None:
-    """Refuse the first combination that is given.
-
-    Raises:
-        UsageError: one is.
-    """
-    from dpstream.accounting.errors import UsageError
-
-    for guard in guards:
-        if guard.given:
-            raise UsageError(guard.field, guard.rule, guard.fix)
-
-
 class Commands(click.Group):
     """A group of commands whose help does not cut their descriptions off."""
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import click
 
-from dpstream.accounting.errors import required
+from dpstream.accounting.errors import UsageError, refuse_first, required
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
     Bar,
     Chosen,
-    Guard,
-    check_options,
     examples,
     load_job,
     print_json,
@@ -63,13 +61,11 @@ def report(
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
     files = {"--out": out is not None, "--truth": truth is not None, "--json": as_json}
     rule, fix = "does not go with --serve", "leave one of them out"
-    check_options(
-        *(Guard(serve and given, name, rule, fix) for name, given in files.items()),
-        Guard(
+    refuse_first(
+        *((serve and given, UsageError(name, rule, fix)) for name, given in files.items()),
+        (
             port is not None and not serve,
-            "--port",
-            "is of --serve",
-            "add --serve, or leave it out",
+            UsageError("--port", "is of --serve", "add --serve, or leave it out"),
         ),
     )
     if serve:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpstream.accounting.errors import required
+from dpstream.accounting.errors import UsageError, refuse_first, required
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
@@ -16,8 +16,6 @@ from dpstream.pipelines.cli.parts import (
     FRESH,
     RUNNER,
     Chosen,
-    Guard,
-    check_options,
     examples,
     on_terminal,
     print_account,
@@ -123,24 +121,22 @@ def sql(
 
     where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
     text_given = statement is not None or file is not None
-    check_options(
-        Guard(
+    refuse_first(
+        (
             stream is not None and (explain or budget or check or how != ONCE),
-            "--stream",
-            "takes no --explain, --budget, --check, --fresh and --as-of",
-            "write the job with --emit NAME, and ask `dpstream plan NAME`",
+            UsageError(
+                "--stream",
+                "takes no --explain, --budget, --check, --fresh and --as-of",
+                "write the job with --emit NAME, and ask `dpstream plan NAME`",
+            ),
         ),
-        Guard(
+        (
             emit is not None and stream is None,
-            "--emit",
-            "is for --stream",
-            "add that, or leave it out",
+            UsageError("--emit", "is for --stream", "add that, or leave it out"),
         ),
-        Guard(
+        (
             (budget and check) or ((budget or check) and text_given),
-            "--budget",
-            "takes no statement, nor --check",
-            "ask them one by one",
+            UsageError("--budget", "takes no statement, nor --check", "ask them one by one"),
         ),
     )
     if stream is not None:
@@ -169,7 +165,6 @@ def _text_of(statement: str | None, file: Path | None, command: str) -> str:
     Raises:
         UsageError: there is neither, or both.
     """
-    from dpstream.accounting.errors import UsageError
 
     if statement is not None and file is not None:
         raise UsageError("statement", "is typed and read from a file", "leave out one of them")
@@ -180,7 +175,6 @@ def _text_of(statement: str | None, file: Path | None, command: str) -> str:
 
 
 def _read(path: Path) -> str:
-    from dpstream.accounting.errors import UsageError
     from dpstream.state.disk_errors import unreadable
 
     if path == Path("-") and sys.stdin is None:
@@ -203,7 +197,6 @@ def _answer(
     runner: "Runner | None" = None,
 ) -> int:
     """Answer, or explain, the statements of a text; return the exit code."""
-    from dpstream.accounting.errors import UsageError
     from dpstream.pipelines.sql.ask import ask_each, check
     from dpstream.pipelines.sql.explain import explained, split
     from dpstream.pipelines.sql.query_plan import question_of

@@ -132,7 +132,7 @@ def execute(
     order: Order,
     progress: Progress | None = None,
     show: Callable[[Done], object] = lambda _: None,
-) -> Done:
+) -> None:
     """Run the job, answer the workload, write the answers.
 
     Args:
@@ -144,7 +144,6 @@ def execute(
     """
     job = job_of(order)
     check(order, job)
-    results = list[Done]()
 
     def deliver(result: Result) -> None:
         try:
@@ -154,8 +153,7 @@ def execute(
         moments, nonnegative = receipt.moments, order.nonnegative
         table = answers(order.workload, estimate, moments, order.over_time, nonnegative)
         receipt = write_release(order.out, receipt, estimate, table, order.form, nonnegative)
-        results.append(Done(receipt, result))
-        show(results[0])
+        show(Done(receipt, result))
 
     run_job(
         job,
@@ -166,7 +164,6 @@ def execute(
         accept=order.accept,
         deliver=deliver,
     )
-    return results[0]
 
 
 def job_of(order: Order) -> Job:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpstream.accounting.errors import DpstreamError, UsageError, closest, required
+from dpstream.accounting.errors import DpstreamError, UsageError, closest, refuse_first, required
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.limits import (
@@ -62,20 +62,6 @@ from dpstream.state.numbers import DAMAGED, TooLargeError, arrays_of
 
 _FIELD = "workload file"
 Solution = TypeVar("Solution")
-
-
-def refuse_first(*guards: tuple[bool, str, str, str]) -> None:
-    """Refuse by the first guard that holds.
-
-    Args:
-        guards: of each, whether it holds; field, rule and fix of its refusal.
-
-    Raises:
-        UsageError: one of them holds.
-    """
-    for holds, *refusal in guards:
-        if holds:
-            raise UsageError(*refusal)
 
 
 def read_workload(path: Path) -> Workload:
@@ -294,16 +280,20 @@ def way_of(workload: Workload, strategy: CellStrategy) -> Literal["cells", "tabl
     refuse_first(
         (
             workload.cells > MAX_MIXED_CELLS or max(workload.sizes) > MAX_FACTOR,
-            "domain",
-            f"has {workload.cells:,} cells; noise is added to at most {MAX_MIXED_CELLS:,}, and to"
-            f" {MAX_FACTOR:,} of an attribute",
-            "use coarser cells, or ask tables of fewer attributes each",
+            UsageError(
+                "domain",
+                f"has {workload.cells:,} cells; noise is added to at most {MAX_MIXED_CELLS:,}, "
+                f"and to {MAX_FACTOR:,} of an attribute",
+                "use coarser cells, or ask tables of fewer attributes each",
+            ),
         ),
         (
             one_matrix and workload.cells > MAX_SOLVED_CELLS,
-            "strategy",
-            f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
-            "choose another --strategy",
+            UsageError(
+                "strategy",
+                f"needs one matrix over all cells, of which it may have {MAX_SOLVED_CELLS:,}",
+                "choose another --strategy",
+            ),
         ),
     )
     return "cells"
@@ -331,15 +321,18 @@ def check_tables(gram: Tables) -> None:
     refuse_first(
         (
             sum(gram.dims.tolist()) > MAX_PUBLISHED,
-            "queries",
-            f"at most {MAX_PUBLISHED:,} numbers are published",
-            "ask fewer tables",
+            UsageError(
+                "queries", f"at most {MAX_PUBLISHED:,} numbers are published", "ask fewer tables"
+            ),
         ),
         (
             largest > MAX_FACTOR or gram.dims.max() > MAX_MIXED_CELLS,
-            "queries",
-            f"a table has at most {MAX_MIXED_CELLS:,} cells, and {MAX_FACTOR:,} of an attribute",
-            "ask smaller tables, or use coarser cells",
+            UsageError(
+                "queries",
+                f"a table has at most {MAX_MIXED_CELLS:,} cells, "
+                f"and {MAX_FACTOR:,} of an attribute",
+                "ask smaller tables, or use coarser cells",
+            ),
         ),
     )
 
@@ -382,16 +375,12 @@ def guarantee_of(
     refuse_first(
         (
             (mu is None) == (epsilon is None and delta is None),
-            "--epsilon",
-            "with --delta, or --mu, is required",
-            "give one of the two",
+            UsageError("--epsilon", "with --delta, or --mu, is required", "give one of the two"),
         ),
-        (contributions < 1, "--contributions", "is at least 1", "correct it"),
+        (contributions < 1, UsageError("--contributions", "is at least 1", "correct it")),
         (
             mu is not None and not 0 < mu < math.inf,
-            "--mu",
-            "is a positive number",
-            "give a budget",
+            UsageError("--mu", "is a positive number", "give a budget"),
         ),
     )
     if mu is not None:
@@ -401,16 +390,20 @@ def guarantee_of(
     refuse_first(
         (
             delta == 0,
-            "--delta",
-            "is 0, and Gaussian noise needs a delta",
-            "use --mechanism geometric, without options of strategies and pictures; or a --delta"
-            " such as 1e-9",
+            UsageError(
+                "--delta",
+                "is 0, and Gaussian noise needs a delta",
+                "use --mechanism geometric, without options of strategies and pictures; or a "
+                "--delta such as 1e-9",
+            ),
         ),
         (
             not (0 < epsilon < math.inf and MIN_DELTA <= delta < 1),
-            "--epsilon",
-            f"must be positive, and --delta from {MIN_DELTA:g} to 1",
-            "correct them",
+            UsageError(
+                "--epsilon",
+                f"must be positive, and --delta from {MIN_DELTA:g} to 1",
+                "correct them",
+            ),
         ),
     )
     return Guarantee(mu_of(epsilon, delta), epsilon, delta, contributions)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, UsageError, required
+from dpstream.accounting.errors import InvariantError, UsageError, refuse_first, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.mixing import Mixing, cells_of
@@ -51,7 +51,6 @@ from dpstream.pipelines.workload.estimate import Estimate, TableEstimate
 from dpstream.pipelines.workload.planning import (
     check_tables,
     domain_text,
-    refuse_first,
     solved_purely,
 )
 from dpstream.pipelines.workload.release import (
@@ -158,15 +157,15 @@ def _check_job(job: Job) -> None:
     refuse_first(
         (
             job.public_keys is not None,
-            "public_keys",
-            "is not for a workload: its cells are the keys",
-            "omit it",
+            UsageError("public_keys", "is not for a workload: its cells are the keys", "omit it"),
         ),
         (
             len(aggregates) != 1 or aggregates[0].kind not in ("count", "sum"),
-            "aggregate",
-            "a workload is asked of one count or one sum",
-            'keep one, such as aggregate.records = { kind = "count" }',
+            UsageError(
+                "aggregate",
+                "a workload is asked of one count or one sum",
+                'keep one, such as aggregate.records = { kind = "count" }',
+            ),
         ),
     )
 
@@ -183,28 +182,30 @@ def asked_once(workload: Workload, job: Job) -> tuple[Job, CellDomain]:
     refuse_first(
         (
             job.plan.aggregates[0].kind != "count",
-            "aggregate.kind",
-            "must be 'count' here",
-            "count records, or use --strategy product",
+            UsageError(
+                "aggregate.kind", "must be 'count' here", "count records, or use --strategy product"
+            ),
         ),
         (
             job.source.unbounded,
-            "table.format",
-            "must be files that are all there",
-            "name such a source",
+            UsageError("table.format", "must be files that are all there", "name such a source"),
         ),
         (
             job.ledger is None,
-            "account",
-            "is required for answers that no store keeps",
-            "type `dpstream account create`",
+            UsageError(
+                "account",
+                "is required for answers that no store keeps",
+                "type `dpstream account create`",
+            ),
         ),
         (
             bool(job.plan.privacy.per_key_bound),
-            "per_key_bound",
-            "saves nothing where cells share their noise: the effects of a unit's records on "
-            "several cells add up",
-            "omit it",
+            UsageError(
+                "per_key_bound",
+                "saves nothing where cells share their noise: the effects of a unit's records on "
+                "several cells add up",
+                "omit it",
+            ),
         ),
     )
     return job, domain

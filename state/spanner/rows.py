@@ -44,9 +44,9 @@ _PER_KEY = [
 #: The fields of ``store.PerKey`` in its order.
 _OF_KEYS = ("key", "first", "taken", "fresh")
 _NAMED = [("digest", "<u8")]
-#: What stands before the records of a unit: admitted pairs whose records have expired, those of
-#: them that were the first of a key, and the last trigger time at which any record of the unit can
-#: be decided; the second only where a bound per key is kept.
+#: What stands before the records of a unit: admitted pairs whose records have expired, the last
+#: trigger time at which any record of the unit can be decided, and, where a bound per key is kept,
+#: those of the expired pairs that were the first of a key.
 UNIT_HEADER = np.dtype([("gone", "<i8"), ("until", "<i8")])
 UNIT_HEADER_PER_KEY = np.dtype([("gone", "<i8"), ("until", "<i8"), ("fresh", "<i8")])
 

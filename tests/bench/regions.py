@@ -32,13 +32,14 @@ import numpy as np
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.regions.spent import Spent, ask, charge, decide, restored, untouched
+from dpstream.accounting.regions.spent import Spent, charge, decide, restored, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.ledger import balances
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.open import AccountPlace, open_ledger, open_path
 from dpstream.state.ledger.orders import Order
 from tests import accounts
+from tests.accounting.regions.spaces import ask
 from tests.bench.common import emit, machine
 from tests.state.ledger.region_conformance import Payer
 

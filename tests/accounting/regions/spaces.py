@@ -4,7 +4,7 @@ import numpy as np
 
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Budget, Category, Dimension, Integer, Space
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.regions.spent import Decision, Spent, charge, decide
 
 
 def small(grid: int = 1, step: int = 2) -> Space:
@@ -76,3 +76,11 @@ def partition(rng: np.random.Generator, sizes: Int64, rounds: int) -> tuple[Int6
             boxes[at, place, 1] = middle
             boxes = np.concatenate([boxes, upper])
     return boxes, rng.integers(0, 3, len(boxes))
+
+
+def ask(spent: Spent, boxes: Int64, amount: int, drop: bool = False) -> tuple[Decision, Spent]:
+    """Decide a query, and charge it where it is accepted."""
+    decision = decide(spent, boxes, amount, drop)
+    if not decision.accepted:
+        return decision, spent
+    return decision, charge(spent, decision.charged, amount)

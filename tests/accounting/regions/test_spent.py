@@ -21,7 +21,6 @@ from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import (
     Own,
     Spent,
-    ask,
     charge,
     closable,
     close,
@@ -33,6 +32,7 @@ from dpstream.accounting.regions.spent import (
 )
 from tests.accounting.regions.spaces import (
     amounts_of,
+    ask,
     members,
     small,
     some_box,

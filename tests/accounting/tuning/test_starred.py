@@ -72,7 +72,7 @@ def test_a_strategy_that_the_job_cannot_use_is_no_way(make_plan: Make) -> None:
 
 def way(keys: float, noise: float) -> Way:
     """A way with these figures."""
-    return Way({"strategy": f"{keys} {noise}"}, msgspec.UNSET, keys, noise)  # type: ignore[arg-type]
+    return Way({"strategy": f"{keys} {noise}"}, keys, noise)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def way(keys: float, noise: float) -> Way:
     ],
 )
 def test_the_rule(others: list[Way], best: int) -> None:
-    options = [Way({}, None, 1.0, 1.0), *others]  # type: ignore[arg-type]
+    options = [Way({}, 1.0, 1.0), *others]
     assert starred_of(options) is options[best]
 
 
 def test_where_keys_are_cheap_noise_has_a_limit(make_plan: Make) -> None:
     """A job that skips could have 79% more keys by the price, at 2.7 times the noise."""
-    options = [Way({}, None, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]  # type: ignore[arg-type]
+    options = [Way({}, 1.0, 1.0), way(2.0, 7.9), way(1.6, 1.6)]
     assert starred_of(options, 1.65) is options[2]
     best = tuning.starred(make_plan(100, contributions=32, weights=MILD, strategy="blt"))
     assert best.keys > 1.4 and 1.2 < best.noise <= 1.65
@@ -115,7 +115,7 @@ def test_a_poor_way_is_seen_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"weights": None}, 0.8, 2.0),
         ({"weights": SelectionWeights(3, 4)}, 1.1, 9.0),
     ):
-        poor = Way(settings, *[None] * 3)  # type: ignore[arg-type]
+        poor = Way(settings, 1.0, 1.0)
         monkeypatch.setattr(tuning, "starred", lambda job, poor=poor: poor)
         comparison = starred("1,000 units", 20)
         assert comparison.keys < keys and (comparison.keys < 0.95 or 1.1 < comparison.error < error)

@@ -15,7 +15,6 @@ import numpy as np
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import (
-    ASSUMPTIONS,
     Budget,
     StreamNoise,
     check_ranges,
@@ -112,7 +111,6 @@ def published_budget(plan: Plan) -> Budget:
         values=values,
         statistic=Statistic(1, 0, 1, selection.sd, np.asarray(rounding)),
         tau=tau,
-        assumptions=ASSUMPTIONS,
         weights=None,
         sound=False,
     )

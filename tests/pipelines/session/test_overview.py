@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.regions.spent import Spent, ask, close, untouched
+from dpstream.accounting.regions.spent import Spent, close, untouched
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Cells,
@@ -46,6 +46,7 @@ from dpstream.pipelines.session.sentences import (
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.session.union import Union
 from dpstream.state.ledger.events import RegionCharge
+from tests.accounting.regions.spaces import ask
 from tests.golden.pinned import check, of_refusals
 from tests.pipelines.session.people import DAY, PEOPLE, START, box, random_boxes
 from tests.pipelines.session.small import config_at

@@ -51,7 +51,9 @@ STRATEGY = auto(workload()).strategy
 def answered(folder: Path, out: str = "out", text: str = JOB, **options: Any) -> Done:
     job = survey(folder, epsilon=options.pop("epsilon", 6.0), text=text)
     order = Order(workload(), job, options.pop("strategy", STRATEGY), folder / out)
-    return execute(order._replace(**options))
+    done = list[Done]()
+    execute(order._replace(**options), show=done.append)
+    return done[0]
 
 
 @pytest.fixture
