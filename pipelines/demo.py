@@ -261,20 +261,17 @@ def prepare(folder: Path) -> Job:
     return load_job(_write_project(folder, text, lambda: _account(folder, text)))
 
 
-def prepare_census(folder: Path) -> Path:
+def prepare_census(folder: Path) -> None:
     """Write an invented office, with project file, secret and account, if there is no project file.
-
-    Returns:
-        The project file.
 
     Raises:
         UsageError: the folder has files of another office.
     """
     if (folder / PROJECT_FILE).exists():
-        return folder / PROJECT_FILE
+        return
     generate(folder / "parameters", folder / "data", Size())
     unit = UnitIdentity("person", "string")
-    return _write_project(
+    _write_project(
         folder,
         _example("census"),
         lambda: create_account(folder / "persons.account.db", "persons", unit, _OFFICE_LIMIT).id,
@@ -310,8 +307,8 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
     """
     releases, flights = read_releases(job.sink.path), read_flights()
     timeline = job.plan.timeline
-    table = joined(releases, flights, timeline.start, timeline.window)
     true = truth(flights, timeline.window, timeline.start)
+    table = joined(finals(releases, timeline.start, timeline.window), true)
     true = true.filter(pc.less(true["window"], timeline.windows))  # the rest of the year is cut
     text = summary(table, true)
     console.print(week_table(table, window=26))
@@ -324,7 +321,7 @@ def show(job: Job, plan: Plan, budget: Budget, console: Console) -> None:
 
 
 def truth(flights: pa.Table, window_micros: int, start: int) -> pa.Table:
-    """Return the true count and mean delay (cut at +-60) of every (window, key).
+    """Return the true count and mean delay (cut at the job's bounds) of every (window, key).
 
     ``true_flights`` and ``true_delay`` are of all flights, ``counted_flights`` of the first 8 of
     each aircraft in each week: what contribution bounding leaves.
@@ -334,7 +331,7 @@ def truth(flights: pa.Table, window_micros: int, start: int) -> pa.Table:
     )
     micros = complete["time_hour"].cast(pa.int64()).to_numpy()
     window = pa.array((micros - start) // window_micros)
-    clamped = pc.min_element_wise(pc.max_element_wise(complete["dep_delay"], -60.0), 60.0)
+    clamped = pc.min_element_wise(pc.max_element_wise(complete["dep_delay"], -_BOUNDS), _BOUNDS)
     first = _first_of_unit(complete["tailnum"], np.asarray(window), micros, 8)
     table = (
         complete.append_column("window", window)
@@ -377,12 +374,10 @@ def finals(releases: pa.Table, start: int, window_micros: int) -> pa.Table:
     return table.append_column("window", pa.array((begin - start) // window_micros))
 
 
-def joined(releases: pa.Table, flights: pa.Table, start: int, window_micros: int) -> pa.Table:
+def joined(last: pa.Table, true_table: pa.Table) -> pa.Table:
     """Return the final releases beside the true values, by window and key."""
     keys = ["window", "origin", "carrier"]
-    left = finals(releases, start, window_micros)
-    right = truth(flights, window_micros, start)
-    return left.join(right, keys=keys, join_type="left outer").sort_by(
+    return last.join(true_table, keys=keys, join_type="left outer").sort_by(
         [("window", "ascending"), ("true_flights", "descending")]
     )
 
@@ -417,9 +412,9 @@ def summary(table: pa.Table, true_table: pa.Table) -> str:
     )
 
 
-def week_table(table: pa.Table, window: int, rows: int = 12) -> Table:
-    """Return the busiest keys of one week, released and true."""
-    week = table.filter(pc.equal(table["window"], window)).slice(0, rows)
+def week_table(table: pa.Table, window: int) -> Table:
+    """Return the twelve busiest keys of one week, released and true."""
+    week = table.filter(pc.equal(table["window"], window)).slice(0, 12)
     begin = week["window_start"][0].as_py().date() if week.num_rows else ""
     view = Table(title=f"Week of {begin} at its close: released +- sd | true", caption=PUBLIC_ONLY)
     view.add_column("airport")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.budget.allocation import allocate
+from dpstream.pipelines import demo
 from dpstream.pipelines.demo import (
     PUBLIC_ONLY,
     chart,
@@ -112,7 +113,8 @@ def test_released_values_are_near_the_truth(tmp_path: Path) -> None:
     job = prepare(tmp_path)
     run_job(job)
     timeline = job.plan.timeline
-    table = joined(read_releases(job.sink.path), read_flights(), timeline.start, timeline.window)
+    last = demo.finals(read_releases(job.sink.path), timeline.start, timeline.window)
+    table = joined(last, truth(read_flights(), timeline.window, timeline.start))
     flights, minutes = distances(table)
     assert flights <= 22 and minutes <= 6.5
     assert table.num_rows > 1150
