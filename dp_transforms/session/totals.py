@@ -19,7 +19,6 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Cells, Needs
-from dpstream.dp_transforms.batches import numbers, split_by_shard
 
 #: Noisy parts by aggregate: (cells,) int64 of each sum, (cells, nodes) of a tree.
 Noisy = tuple[tuple[Int64, ...], ...]
@@ -165,6 +164,8 @@ def shards_of(cells: int, shards: int) -> Int64:
 
 def routed(totals: Totals, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (shard, rows) of the cells with a record."""
+    from dpstream.dp_transforms.batches import split_by_shard  # loads Beam, which has batches
+
     cell = np.flatnonzero(totals.records)
     begins = shards_of(len(totals.records), shards)
     shard = np.searchsorted(begins, cell, side="right") - 1
@@ -236,5 +237,5 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Int64:
     """A column as (n,) or (n, k) int64."""
     column = batch.column(name)
     if not pa.types.is_fixed_size_list(column.type):
-        return np.asarray(numbers(column), np.int64)
-    return np.asarray(numbers(column.flatten()), np.int64).reshape(-1, column.type.list_size)
+        return np.asarray(column.to_numpy(), np.int64)
+    return np.asarray(column.flatten().to_numpy(), np.int64).reshape(-1, column.type.list_size)

@@ -26,7 +26,8 @@ from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
 from dpstream.dp_transforms.one_shot import Rows as Values
-from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, Groups, encoded, pairs
+from dpstream.dp_transforms.one_shot.groups import Groups, encoded
+from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
 from dpstream.state.numbers import mask, numbers, one_array, values_of
 

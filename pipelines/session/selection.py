@@ -63,7 +63,7 @@ from dpstream.pipelines.session.conditions import (
     true_at,
 )
 from dpstream.pipelines.statements.errors import position
-from dpstream.pipelines.statements.exact import SIGNS
+from dpstream.pipelines.statements.forms import SIGNS
 
 #: Characters and tokens of a predicate, how deep it may be nested, and characters of a number.
 MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 200_000, 20_000, 50, 60

@@ -24,7 +24,7 @@ from dpstream.dp_transforms.batches import split_by_shard
 from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import aggregated
-from dpstream.dp_transforms.one_shot.partials import keyed
+from dpstream.dp_transforms.one_shot.groups import keyed
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.sql.work import KINDS, Work, place_of, write_counts, write_sums
 from dpstream.pipelines.tables.catalog import Catalog, Table

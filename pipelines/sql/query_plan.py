@@ -67,7 +67,8 @@ from dpstream.pipelines.statements.canonical import (
     group_text,
     sql,
 )
-from dpstream.pipelines.statements.exact import duckdb, safe_query, tables_by_unit, tried
+from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
+from dpstream.pipelines.statements.forms import duckdb
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of

@@ -43,7 +43,7 @@ from dpstream.dp_transforms.one_shot import (
     answer,
     choose_bounds,
 )
-from dpstream.dp_transforms.one_shot.partials import Groups
+from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.pipelines.formats.receipt import sorted_rows
 from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.sql.query_plan import Question, named_tables, tables_read

@@ -28,7 +28,8 @@ from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, Totals, bounded, counted
 from dpstream.dp_transforms.one_shot.bounding import smallest
-from dpstream.dp_transforms.one_shot.partials import Groups, encoded, keyed, per_group
+from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
+from dpstream.dp_transforms.one_shot.partials import per_group
 from dpstream.pipelines.sql.query_plan import stage_one
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.statement import PrivateSelect

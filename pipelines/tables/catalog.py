@@ -18,10 +18,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlglot import exp
 
 from dpstream.accounting.errors import UsageError, refuse_first, required
 from dpstream.accounting.fields import FieldType
@@ -31,6 +30,9 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
 from dpstream.state.disk_errors import file_errors, verdict
 from dpstream.state.ledger.open import AccountPlace, file_of
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 #: Types of columns, as statements name them, with DuckDB's names of them.
 TYPES = {
@@ -195,16 +197,17 @@ def sql_type(kind: object) -> str | None:
 
 #: What a released relation is called where its answer is worked on.
 RELEASED = "released"
+#: Names of sqlglot's types.
 _KINDS = {
-    "INT64": exp.DType.BIGINT,
-    "FLOAT64": exp.DType.DOUBLE,
-    "NUMERIC": exp.DType.DECIMAL,
-    "BOOL": exp.DType.BOOLEAN,
-    "STRING": exp.DType.TEXT,
-    "BYTES": exp.DType.VARBINARY,
-    "DATE": exp.DType.DATE,
-    "TIMESTAMP": exp.DType.TIMESTAMPTZ,
-    "DATETIME": exp.DType.TIMESTAMP,
+    "INT64": "BIGINT",
+    "FLOAT64": "DOUBLE",
+    "NUMERIC": "DECIMAL",
+    "BOOL": "BOOLEAN",
+    "STRING": "TEXT",
+    "BYTES": "VARBINARY",
+    "DATE": "DATE",
+    "TIMESTAMP": "TIMESTAMPTZ",
+    "DATETIME": "TIMESTAMP",
 }
 
 
@@ -255,10 +258,12 @@ class Tables:
         }
 
     @functools.cached_property
-    def types(self) -> dict[str, dict[str, exp.DType]]:
+    def types(self) -> "dict[str, dict[str, exp.DType]]":
         """The same as types of the dialect."""
+        from sqlglot import exp  # an extra, which a job's columns do without
+
         return {
-            name: {column: _KINDS[kind] for column, kind in columns.items()}
+            name: {column: exp.DType[_KINDS[kind]] for column, kind in columns.items()}
             for name, columns in self.schema.items()
         }
 

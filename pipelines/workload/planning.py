@@ -58,7 +58,7 @@ from dpstream.accounting.workloads.workload import Workload, from_dict
 from dpstream.accounting.workloads.workload import from_arrays as workload_of_arrays
 from dpstream.state.disk_errors import unreadable
 from dpstream.state.durable import PRIVATE, make_folder, replacing
-from dpstream.state.numbers import DAMAGED, TooLargeError, arrays_of
+from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
 
 _FIELD = "workload file"
 Solution = TypeVar("Solution")

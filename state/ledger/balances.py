@@ -47,7 +47,7 @@ from dpstream.accounting.sessions.table import SessionTable
 from dpstream.state.durable import PRIVATE, replacing
 from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge, Widened
-from dpstream.state.numbers import DAMAGED
+from dpstream.state.npz import DAMAGED
 from dpstream.state.seals import digest, sealed_text, unsealed_text
 
 #: (kind of budget, analyst).

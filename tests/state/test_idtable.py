@@ -27,17 +27,8 @@ from dpstream.pipelines.workload.planning import read_workload
 from dpstream.state import keycounts
 from dpstream.state.idtable import IdTable, PairSet
 from dpstream.state.keycounts import KeyCounts, Taken, Wanted
-from dpstream.state.numbers import (
-    DAMAGED,
-    TooLargeError,
-    arrays_of,
-    constant,
-    mask,
-    mask_of,
-    numbers,
-    valid_of,
-    values_of,
-)
+from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
+from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
 from tests.golden.refusals import Refused
 
 #: Few distinct words, so that ids repeat and collide in their low bits.

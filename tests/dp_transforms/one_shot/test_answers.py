@@ -23,7 +23,8 @@ from dpstream.dp_transforms.noise.ids import KINDS
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
-from dpstream.dp_transforms.one_shot.partials import Groups, Totals
+from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.dp_transforms.one_shot.partials import Totals
 from tests.pipelines.sql.asking import KEY
 from tests.queries import (
     ALL,

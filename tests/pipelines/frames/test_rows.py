@@ -21,7 +21,8 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, bounded
-from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, Groups
+from dpstream.dp_transforms.one_shot.groups import Groups
+from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
 from dpstream.pipelines.frames import rows as module
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of

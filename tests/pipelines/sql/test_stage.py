@@ -18,7 +18,7 @@ from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import Bounded, Totals
-from dpstream.dp_transforms.one_shot.partials import Groups
+from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.sql import flow
 from dpstream.pipelines.sql.flow import Own, Owners, Task, ToKey, build, unit_of

@@ -11,13 +11,8 @@ from sqlglot import exp, parse_one
 
 from dpstream.pipelines.statements.allowed import parsed, qualified
 from dpstream.pipelines.statements.dialect import DpSql
-from dpstream.pipelines.statements.exact import (
-    MAX_TEXT,
-    once,
-    safe_query,
-    tables_by_unit,
-    tried,
-)
+from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
+from dpstream.pipelines.statements.forms import MAX_TEXT, once
 from dpstream.pipelines.statements.ownership import type_of
 from tests.pipelines.sql.shop import shop
 
