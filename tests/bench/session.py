@@ -82,12 +82,12 @@ insecure_test_secret = "KEY"
 [table.rides]
 path = "rides-*.parquet"
 """
-_DIMENSION = """[table.dimension.{}]
+_DIMENSION = """[table.rides.dimension.{}]
 type = "integer"
 low = 0
 high = {}
 """
-_BUDGET = """[table.dimension.initial]
+_BUDGET = """[table.rides.dimension.initial]
 type = "budget"
 most = 8.0
 step = 0.1

@@ -44,7 +44,7 @@ def test_answers_first_and_tables_with_details(make_job: Callable[..., Job]) -> 
     for table in ("Stream            share of mu^2", "Trigger   sd", "Neighbours  ", "Assumed  "):
         assert table in details and table not in short
     for rendered in (short, details):
-        assert sum(line.startswith("*") for line in rendered.splitlines()) == 1
+        assert sum(line.startswith("Helps most") for line in rendered.splitlines()) == 1
         assert "refused" not in rendered
     of_some = call("plan", "--project", path, "--units", "2000", "--keys", "30").output
     assert "of 2,000 units that is" in of_some and "of 30 keys about" in of_some
