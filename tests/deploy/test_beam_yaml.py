@@ -58,11 +58,21 @@ def example(folder: Path, repeat: bool = False) -> Path:
     return project
 
 
+#: ``python -m apache_beam.yaml.main``, whose run has the fixed run id.
+PROGRAM = """
+import runpy
+from pathlib import Path
+from tests.fixed_runs import fix_run_id
+fix_run_id(Path.cwd())
+runpy.run_module("apache_beam.yaml.main", run_name="__main__", alter_sys=True)
+"""
+
+
 def run_yaml(folder: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "apache_beam.yaml.main"]
+    flags = ["--yaml_pipeline_file=pipeline.yaml", "--runner=FnApiRunner"]
     return subprocess.run(
-        [*program, "--yaml_pipeline_file=pipeline.yaml", "--runner=FnApiRunner"],
-        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", PROGRAM, *flags], cwd=folder, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=300, check=False,
     )  # fmt: skip
 
 

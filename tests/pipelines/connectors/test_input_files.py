@@ -437,22 +437,24 @@ def test_pipelines_of_ones_own_give_no_changed_rows(
 
 #: The command, which does something when it has read the first files.
 CHILD = """
-import os, signal, sys
+import os, runpy, signal, sys
 from dpstream.pipelines.connectors.files import source
 real = source.read_group
 def read(*arguments):
     yield from real(*arguments)
     {do}
 source.read_group = read
-from dpstream.pipelines.cli.main import cli
-cli(["run", "--quiet"])
+sys.argv = ["dpstream", "run", "--quiet"]
+runpy.run_module("tests.fixed_runs", run_name="__main__")
 """
 
 
 def test_killed_then_changed_then_run(tmp_path: Path, undisturbed: dict[str, bytes]) -> None:
     job = job_of(tmp_path)
     killed = [sys.executable, "-c", CHILD.format(do="os.kill(os.getpid(), signal.SIGKILL)")]
-    assert subprocess.run(killed, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(killed, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
     before = replaced(tmp_path)
     for command in (("run",), ("state", "releases")):
         refused(*command, "--project", job, code=POLICY)

@@ -17,7 +17,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.cli.main import cli
-from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import TEST_RUN_IDS, Job, load_job
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
@@ -133,6 +133,7 @@ def test_rotation_is_a_new_run(tmp_path: Path) -> None:
     text = (tmp_path / "dpstream.toml").read_text()
     new = text.replace("state/s.db", "state/new.db").replace('"releases"', '"new"')
     accounts.write(tmp_path / "dpstream.toml", new)
+    del TEST_RUN_IDS[tmp_path / "dpstream.toml"]  # as outside of tests: each run draws its id
     rotated = load_job(tmp_path / "dpstream.toml")
     assert run_job(rotated).run_id != first
     assert len(files(rotated)) == 4 and files(job) == before
