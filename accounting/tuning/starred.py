@@ -38,8 +38,9 @@ from dpstream.accounting.tuning.reference import (
 )
 from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
-#: Keys within this factor of the most count as the most: the last percents cost the most noise.
-_NEARLY = 0.975
+#: Keys within this factor of the most count as the most.  Weights are steps of some percents, and
+#: data with heavier tails than the reference population gain more keys by the steeper ones.
+_NEARLY = 0.998
 #: 1% more keys are worth 3% more noise and no more: about the price of `budget.shares.knee`,
 #: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
@@ -57,6 +58,8 @@ _WEIGHTS = (
     SelectionWeights(1, 0.75),
     SelectionWeights(1, 1),
     SelectionWeights(3, 1),
+    SelectionWeights(0.5, 0.75),
+    SelectionWeights(0, 0.8),
     STEEP,
 )
 #: Weights by the number of a unit's keys, with what selection takes beside them.

@@ -80,9 +80,9 @@ def way(keys: float, noise: float) -> Way:
     [
         ([], 0),
         ([way(0.99, 0.5)], 0),  # fewer keys, however exact
-        ([way(1.0, 0.9), way(1.01, 0.97)], 1),
+        ([way(1.0, 0.9), way(1.001, 0.97)], 1),
         ([way(1.0, 0.97)], 0),  # the job is as good as that
-        ([way(1.2, 1.3), way(1.18, 1.2), way(1.1, 1.0)], 2),  # nearly the most keys
+        ([way(1.2, 1.3), way(1.199, 1.2), way(1.18, 1.0)], 2),  # nearly the most keys
         ([way(1.1, 1.5), way(1.05, 0.9)], 2),  # 10% more keys are not worth that
         ([way(2.0, 7.9)], 1),
     ],
