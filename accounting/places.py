@@ -12,13 +12,17 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Literal, get_args
 
 from dpstream.accounting.errors import PolicyError, UsageError
 
 #: One slash: a URL that was normalised as a path has lost the other.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+#: Kinds of files that are read, and of those that releases are written as.
 FileKind = Literal["parquet", "csv", "jsonl"]
+FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
+ReleaseKind = Literal["parquet", "csv", "jsonl"]
+RELEASE_KINDS: tuple[ReleaseKind, ...] = get_args(ReleaseKind)
 ENDINGS: dict[str, FileKind] = {
     ".parquet": "parquet",
     ".pq": "parquet",

@@ -12,6 +12,7 @@ import click
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import up
+from dpstream.accounting.places import RELEASE_KINDS
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
     JOB,
@@ -29,7 +30,7 @@ from dpstream.pipelines.render.layout import labelled, page
 from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
-    from dpstream.accounting.places import FileKind
+    from dpstream.accounting.places import ReleaseKind
 
 
 @click.group(cls=Commands, short_help="Show and manage a job's state store.")
@@ -128,11 +129,11 @@ def print_private(sizes: dict[str, Any]) -> None:
 )
 @click.option(
     "--kind",
-    type=click.Choice(["parquet", "csv", "jsonl"]),
+    type=click.Choice(RELEASE_KINDS),
     help="Format of the files in --out.  [default: the job's]",
 )
 @AS_JSON
-def releases(job: Chosen, out: Path | None, kind: "FileKind | None", as_json: bool) -> None:
+def releases(job: Chosen, out: Path | None, kind: "ReleaseKind | None", as_json: bool) -> None:
     """Write all committed releases from the store itself: the same bytes as the run's sink got.
 
     An existing release is left as it is; one with different content is refused. Without --out

@@ -32,7 +32,7 @@ from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
-from dpstream.accounting.places import matching_in
+from dpstream.accounting.places import RELEASE_KINDS, matching_in
 from dpstream.pipelines.formats.texts import split
 from dpstream.state.disk_errors import file_errors, verdict
 from dpstream.state.durable import sweep
@@ -214,7 +214,6 @@ def _quoted(column: pa.StringArray) -> pa.Array:
     return _joined(b'"', doubled, b'"')
 
 
-KINDS = ("parquet", "csv", "jsonl")
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
 #: Rows of a release below which encoding it is more Python than Arrow.
@@ -325,7 +324,11 @@ def release_files(path: str | Path) -> Iterator[Path]:
         RunError: a folder cannot be listed.
     """
     with file_errors("sink.path", "cannot be listed"):
-        paths = [p for kind in KINDS for p in matching_in(Path(path), f"window-*/trigger-*.{kind}")]
+        paths = [
+            p
+            for kind in RELEASE_KINDS
+            for p in matching_in(Path(path), f"window-*/trigger-*.{kind}")
+        ]
     yield from sorted(paths, key=lambda p: (*name_of(p), p.suffix))
 
 

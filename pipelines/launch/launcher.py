@@ -34,7 +34,6 @@ from dpstream.state.private_log import unexpected
 
 #: What can be started, and the parameters beside the project file that it needs.
 KINDS = {"job": (), "batch": ("out_folder", "ticket")}
-_FILES = ("parquet", "csv", "jsonl")
 RUNNER = "DataflowRunner"
 
 
@@ -157,7 +156,7 @@ def check_remote(job: Job) -> None:
             "use gcp:projects/P/secrets/S/versions/N, which the workers read for themselves",
         ),
         ("table.path", here, "use a topic or a subscription, or a folder that is a gs:// URL"),
-        ("sink.path", job.sink.kind in _FILES, "use a sink that is a service"),
+        ("sink.path", job.sink.folder is not None, "use a sink that is a service"),
     ]
     for field, wrong, fix in local:
         if wrong:

@@ -20,7 +20,7 @@ from dpstream.accounting.budget.calibration import begun, calibrated
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, UsageError
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
-from dpstream.accounting.places import FileKind
+from dpstream.accounting.places import ReleaseKind
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
@@ -133,7 +133,7 @@ def _refuse_other_input(job: Job, store: Store) -> None:
 
 
 @_closing_stores()
-def export(job: Job, folder: Path, kind: FileKind, progress: Progress | None = None) -> int:
+def export(job: Job, folder: Path, kind: ReleaseKind, progress: Progress | None = None) -> int:
     """Write every committed release of all shards to a folder; return their number.
 
     Writing the same content again changes nothing; other content is refused.

@@ -8,7 +8,7 @@ import msgspec
 
 from dpstream.accounting import limits
 from dpstream.accounting.fields import Field, KindName, Positive
-from dpstream.accounting.places import FileKind
+from dpstream.accounting.places import RELEASE_KINDS, ReleaseKind
 from dpstream.accounting.plan.privacy import (
     Contributions,
     MechanismFields,
@@ -112,10 +112,9 @@ class SinkSection(Section, frozen=True):
         return Path(self.path) if self.path else None
 
     @property
-    def file_kind(self) -> FileKind:
+    def file_kind(self) -> ReleaseKind:
         """The kind of files to export releases to: the sink's own, if it writes files."""
-        kinds: dict[str, FileKind] = {"csv": "csv", "jsonl": "jsonl"}
-        return kinds.get(self.kind, "parquet")
+        return next((kind for kind in RELEASE_KINDS if kind == self.kind), "parquet")
 
 
 class ChoiceSection(Section, frozen=True):

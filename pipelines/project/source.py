@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.places import below, file_kind, matching
+from dpstream.accounting.places import FILE_KINDS, below, file_kind, matching
 from dpstream.pipelines.project.project import Project, unit_of
 from dpstream.pipelines.project.sections import (
     DataSetSection,
@@ -265,7 +265,7 @@ def check_source(source: Source) -> None:
         ("format", "settle") if source.unbounded else (),
         ("path", "format", "topic", "servers", "subscription", "options"),
     )
-    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
+    formats = {"folder": FILE_KINDS}.get(kind, ("json",))
     if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
         words = " or ".join(f"'{name}'" for name in formats)
         raise UsageError("table.format", f"must be {words} for kind '{kind}'", "correct it")

@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
+from dpstream.accounting.places import FILE_KINDS
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
 from dpstream.accounting.query.plan import GROUPS
@@ -55,7 +56,7 @@ from dpstream.pipelines.sql.stage import (
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
-from dpstream.pipelines.tables.files import FILES, place_of, stamps, table_parts
+from dpstream.pipelines.tables.files import place_of, stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
 from dpstream.state.ledger.contract import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
@@ -123,7 +124,7 @@ class StatementQuestion:
     def _public_state(self) -> object:
         """Return a value that differs if a public table changes that is read before the noise."""
         tables = [self._catalog.tables[name] for name in self._public]
-        databases = [contents_of(self._catalog, t.name) for t in tables if t.kind not in FILES]
+        databases = [contents_of(self._catalog, t.name) for t in tables if t.kind not in FILE_KINDS]
         return stamps(self._catalog, self._public), databases
 
     def draw(self, charge: Charge, ring: KeyRing) -> bytes:

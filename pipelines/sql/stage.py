@@ -30,6 +30,7 @@ from sqlglot import exp
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.places import FILE_KINDS
 from dpstream.accounting.query.bounds import BoundsDesign, Cut, Settled
 from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
@@ -54,7 +55,6 @@ from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import (
-    FILES,
     Piece,
     divisible,
     errors_of,
@@ -430,7 +430,7 @@ class Workers(_Shards):
 
 def _check(table: Table) -> None:
     """Refuse a table whose pieces would be read differently from the whole."""
-    if table.kind not in FILES:
+    if table.kind not in FILE_KINDS:
         raise UsageError(
             f"table {table.name}",
             "is of a database, which workers do not read",

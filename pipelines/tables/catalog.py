@@ -24,7 +24,7 @@ import msgspec
 
 from dpstream.accounting.errors import UsageError, refuse_first, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import check_path, file_kind, matching
+from dpstream.accounting.places import FILE_KINDS, check_path, file_kind, matching
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
@@ -92,7 +92,7 @@ def kind_of(
     path = required(path, "path is there")
     check_path(path, f"{where}.path")
     files = file_format or file_kind(path)
-    if files not in ("parquet", "csv", "jsonl") or "\0" in path:
+    if files not in FILE_KINDS or "\0" in path:
         raise UsageError(
             f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
         )

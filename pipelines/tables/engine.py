@@ -17,11 +17,11 @@ import pyarrow as pa
 from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
+from dpstream.accounting.places import FILE_KINDS
 from dpstream.pipelines.formats.rows import Reason, Rows
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
-    FILES,
     Piece,
     allow_paths,
     casts,
@@ -212,14 +212,14 @@ class Engine(Closing):
     @property
     def rows(self) -> int:
         """About how many rows the files hold: from footers and sizes, to divide the work by."""
-        return sum(rows_of(table) for table in self._tables.values() if table.kind in FILES)
+        return sum(rows_of(table) for table in self._tables.values() if table.kind in FILE_KINDS)
 
     def _register(self, empty: bool) -> None:
         databases = {}
         for name, table in self._tables.items():
             if name in self._given:
                 continue
-            if table.kind not in FILES:
+            if table.kind not in FILE_KINDS:
                 databases[name] = table
             elif not empty and table.kind == "parquet":
                 self._paths += files_of(table) if self._piece is None else [self._piece.path]
@@ -232,7 +232,7 @@ class Engine(Closing):
             if given is not None:
                 self._db.register(f"rows of {name}", given)
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {_values_query(table, given)}")
-            elif empty or table.kind not in FILES or name in self._given:
+            elif empty or table.kind not in FILE_KINDS or name in self._given:
                 columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
             elif table.kind == "parquet":
@@ -271,7 +271,7 @@ def contents_of(catalog: Tables, name: str) -> list[bytes]:
         DpstreamError: it cannot be read.
     """
     table = catalog.tables[name]
-    if table.kind in FILES:
+    if table.kind in FILE_KINDS:
         return table_parts(table)
     cells = (f"COALESCE(SHA256(CAST({quoted(c)} AS VARCHAR)), '')" for c in table.columns)
     rows = f"SELECT SHA256(CONCAT_WS(',', {', '.join(cells)})) AS row FROM {quoted(name)}"

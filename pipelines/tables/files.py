@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.places import files_at, matching
+from dpstream.accounting.places import FILE_KINDS, files_at, matching
 from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Part
@@ -48,7 +48,6 @@ from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, sqlite_file
 from dpstream.state import disk_errors
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
 
-FILES = ("parquet", "csv", "jsonl")
 #: Parameters of a server's address that say how to get in, and nothing of the rows.
 _SECRET = ("password", "passfile", "ssl")
 
@@ -185,7 +184,7 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, 
             with _readable(catalog.tables[name]):
                 status = os.stat(path)
             own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
-            of_file = own if catalog.tables[name].kind in FILES else (0, 0)
+            of_file = own if catalog.tables[name].kind in FILE_KINDS else (0, 0)
             out.append((path, status.st_size, status.st_mtime_ns, *of_file))
     return out
 

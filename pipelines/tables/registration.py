@@ -47,6 +47,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
+from dpstream.accounting.places import FILE_KINDS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.parquet import coded_batches
@@ -56,7 +57,6 @@ from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.files import (
-    FILES,
     check_columns,
     columns_of,
     files_of,
@@ -78,7 +78,7 @@ def check_files(table: Table) -> None:
     Raises:
         RunError: a file is malformed; says the table and the rule, and no value.
     """
-    if table.kind not in FILES:
+    if table.kind not in FILE_KINDS:
         return
     fault = _parquet(table) if table.kind == "parquet" else _text(table)
     if fault is not None:
@@ -159,7 +159,7 @@ def require_fitting(catalog: Catalog, names: Iterable[str], unpacked: bool = Tru
     """
     for name in sorted(names):
         table = catalog.tables[name]
-        if table.kind in FILES:
+        if table.kind in FILE_KINDS:
             check_columns(table, files_of(table), unpacked)
             continue
         keys = {

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomlkit
 
-from dpstream.pipelines.formats.encodings import KINDS, as_hex, encode, release_files
+from dpstream.accounting.places import RELEASE_KINDS
+from dpstream.pipelines.formats.encodings import as_hex, encode, release_files
 from dpstream.pipelines.jobs.job import load_job
 from tests.bench.common import emit, machine
 from tests.bench.paper.one_run import in_child, peak_gib
@@ -34,18 +35,19 @@ from tests.bench.paper.synth import Synth, generate
 from tests.bench.stream import job_of
 
 #: (kind of the source, kind of the sink): one text side at a time.
-SIDES = [(kind, "parquet") for kind in KINDS] + [("parquet", kind) for kind in KINDS[1:]]
+SIDES = [(kind, "parquet") for kind in RELEASE_KINDS]
+SIDES += [("parquet", kind) for kind in RELEASE_KINDS[1:]]
 #: Releases that the encoders are measured on.
 RELEASES = 10
 
 
 def write_day(users: int, folder: Path) -> int:
     """The same records in a folder for each kind; returns their number."""
-    for kind in KINDS:
+    for kind in RELEASE_KINDS:
         (folder / kind).mkdir()
     day = folder / "parquet" / "day.parquet"
     rows = generate(Synth(users=users, keys=100_000, row_group_rows=20_000), day)
-    for kind in KINDS[1:]:
+    for kind in RELEASE_KINDS[1:]:
         with open(folder / kind / f"day.{kind}", "wb") as file:
             for number, batch in enumerate(pq.ParquetFile(day).iter_batches(1 << 20)):
                 text = encode(batch, kind, guard=False)
@@ -94,7 +96,9 @@ def encoders(folder: Path, repeats: int) -> dict[str, float]:
             used.append(time.process_time() - begin)
         return round(1e6 * min(used) / rows, 3)
 
-    by_kind = {kind: micros(functools.partial(encode, kind=kind)) for kind in KINDS}
+    by_kind: dict[str, float] = {
+        kind: micros(functools.partial(encode, kind=kind)) for kind in RELEASE_KINDS
+    }
     return {**by_kind, "jsonl by dicts": micros(with_dicts)}
 
 

@@ -1,5 +1,6 @@
 """Golden texts: a test's text against its file, which ``REWRITE=1`` writes anew."""
 
+import difflib
 import hashlib
 import json
 import os
@@ -23,7 +24,10 @@ def check(path: Path, text: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     before = path.read_text() if path.exists() else ""
-    assert text == before, f"differs from {path.name}; if that is meant, rewrite it by REWRITE=1"
+    changes = "\n".join(
+        difflib.unified_diff(before.splitlines(), text.splitlines(), lineterm="", n=1)
+    )
+    assert text == before, f"differs from {path.name}; if meant, REWRITE=1 writes it\n{changes}"
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.places import file_kind
+from dpstream.accounting.places import FILE_KINDS, file_kind
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.ingest.records import (
     Canonicaliser,
@@ -92,7 +92,7 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
         pieces = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
     out, size = list[list[Piece]](), 0
     for piece, bytes_ in pieces:
-        alone = bytes_ > SMALL_BYTES or piece[0] not in ("parquet", "csv", "jsonl")
+        alone = bytes_ > SMALL_BYTES or piece[0] not in FILE_KINDS
         full = size + bytes_ > TOGETHER_BYTES or not out or len(out[-1]) >= TOGETHER_FILES
         if alone or full:
             out.append([])
@@ -322,7 +322,7 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
     if not source.unbounded:
         return replace(job, source=replace(source, path=pattern))
     kind = file_kind(pattern) or source.format
-    if kind not in ("parquet", "csv", "jsonl"):
+    if kind not in FILE_KINDS:
         raise UsageError(
             field,
             f"names no kind of files, and table.format is '{source.kind}'",

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pyarrow import csv as pacsv
 
 from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.places import RELEASE_KINDS
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.formats import encodings
 from dpstream.pipelines.formats.encodings import (
-    KINDS,
     ambiguous,
     as_hex,
     csv_lines,
@@ -291,7 +291,7 @@ def test_hex_digits(values: list[bytes | None], begin: int) -> None:
     assert texts.to_pylist() == [v if v is None else v.hex() for v in values[begin:]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RELEASE_KINDS)
 def test_rows_come_back_with_their_types(kind: str, tmp_path: Path) -> None:
     batch = release(3, 2, ["007", "", "=x", "a\nb"])
     write_release(tmp_path, kind, batch)
@@ -302,7 +302,7 @@ def test_rows_come_back_with_their_types(kind: str, tmp_path: Path) -> None:
     assert pa.concat_tables(read_parts(file, columns)).equals(table.select(["records", "key"]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RELEASE_KINDS)
 def test_many_are_encoded_as_one_is(kind: str) -> None:
     batches = [release(0, 1, [f"k{n}" for n in range(size)]) for size in (15_000, 15_000, 1)]
     assert encode_all(batches, kind) == [encode(batch, kind) for batch in batches]
@@ -329,7 +329,7 @@ def test_releases_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     assert read_releases(tmp_path / "none", SCHEMA).equals(SCHEMA.empty_table())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RELEASE_KINDS)
 def test_what_is_no_release_is_named_by_its_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "window-000001" / f"trigger-000002.{kind}"
     file.parent.mkdir()
