@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import sqlglot  # noqa: F401 -- a missing extra is told before anything is read
 
 from dpstream.accounting.errors import UsageError, closest, refuse_first
 from dpstream.accounting.places import refuse_both
