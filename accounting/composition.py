@@ -29,12 +29,11 @@ the second because the rho part is itself (x, delta_Z(x; R))-DP, a plain part li
 Every x gives a valid bound, so the search for the least need not be exact.  Without a rho part the
 rule for Gaussian and plain spends is used alone.
 
-The rule by which an account accepts a charge: filters, each with a part of the limit's delta.
-
-A limit (epsilon, delta) promises that all answers together are (epsilon, delta)-differentially
-private per unit.  This holds also for an analyst who chooses each question, its kind and its size
-**after reading all earlier answers**.  A charge is accepted if at least one filter accepts the sum
-of this charge and all earlier ones:
+**Acceptance.** An account accepts a charge by filters, each of which has a part of the limit's
+delta.  A limit (epsilon, delta) promises that all answers together are (epsilon,
+delta)-differentially private per unit.  This holds also for an analyst who chooses each question,
+its kind and its size **after reading all earlier answers**.  A charge is accepted if at least one
+filter accepts the sum of this charge and all earlier ones:
 
 * **plain**: the sum of the epsilons of plain charges is at most epsilon.  It uses no part of delta.
 * **Gaussian**: delta_G(epsilon; mu) <= delta_g for mu^2 = the sum of mu_i^2.

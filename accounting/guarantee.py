@@ -2,11 +2,10 @@
 
 They have full lists per trigger, and are a function of public parameters alone.
 
-Promises of both families of noise: for one period, and for a person of all periods.
-
-Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric noise is
-charged its epsilon: k periods cost k times one.  Where all periods are fixed beforehand they cost
-less (below), which an account may not use, because there earlier answers decide what is
+**Periods.** Both families of noise promise something for one period and for a person of all
+periods.  Gaussian noise composes: k periods cost about sqrt(k) times one.  Two-sided geometric
+noise is charged its epsilon: k periods cost k times one.  Where all periods are fixed beforehand
+they cost less (below), which an account may not use, because there earlier answers decide what is
 asked next.  Lifetimes of both families are stated at k times the delta of a period.  Selected keys
 use all of it for their thresholds; a fixed schedule then states as much again for its epsilon,
 because deltas of the k periods and of their composition add up (Kairouz, Oh and Viswanath 2015).

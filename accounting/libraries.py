@@ -16,12 +16,10 @@ that needs none (a plan of a session, `--help`) does not wait for SciPy.
 what it costs: two threads that waited for each other on a busy machine took five times the CPU of
 one.
 
-A filter that drops the warnings that Beam logs while it is imported, and no others.
-
-Beam warns of each missing library of its file systems and of its BigQuery client.  A reader cannot
-act on these warnings: a library that a job needs is named when it is needed
-(`accounting.extras`).  Every import of the package runs this module before any of its modules
-imports Beam.
+**Warnings of Beam.** A filter drops those that Beam logs while it is imported, and no others.  Beam
+warns of each missing library of its file systems and of its BigQuery client.  A reader cannot act
+on these warnings: a library that a job needs is named when it is needed (`accounting.extras`).
+Every import of the package runs this module before any of its modules imports Beam.
 """
 
 import contextlib

@@ -134,13 +134,11 @@ def begin_run(
     mixing = _checked_cells(plan, public, mixing)
     with keys.ring() as ring:
         fingerprint = ring.fingerprint
-        source_fingerprint = (
-            required(
-                stores.backend(store).identity(), "what reads nothing was begun before"
-            ).source_fingerprint
-            if source is None
-            else ring.source_fingerprint(source)
-        )
+        if source is None:
+            begun_before = required(stores.backend(store).identity(), "it was begun before")
+            source_fingerprint = begun_before.source_fingerprint
+        else:
+            source_fingerprint = ring.source_fingerprint(source)
     resumed = stores.check_new(  # a refused charge leaves no store behind
         store, lambda: None if account is None else account.check(plan)
     )

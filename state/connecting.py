@@ -8,7 +8,7 @@ sources and sinks retry the transient errors of Google's services.
 Clients of Google's services (`ServiceClient`) are opened where they are used; that one is absent,
 or has no credentials, is a coded error.
 
-An object whose own ``close`` is called at the end of a ``with`` block.
+`Closing` calls an object's own ``close`` at the end of a ``with`` block.
 """
 
 import contextlib

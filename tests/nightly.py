@@ -112,13 +112,15 @@ def run_slice(tests: list[str], log: Path, seconds: float) -> None:
     log.parent.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), _LOG: str(log), _UNTIL: str(until)}
     for file in dict.fromkeys(test.partition("::")[0] for test in in_turn(tests, last_runs(log))):
-        left = until - time.time()
-        if left <= 0:
+        time_to_run = until - time.time()
+        if time_to_run <= 0:
             return
         print(f"{time.strftime('%H:%M:%S')} {file}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-p", "tests.nightly", file]
         try:
-            subprocess.run(command, env=environment, check=False, timeout=left + GRACE_SECONDS)
+            subprocess.run(
+                command, env=environment, check=False, timeout=time_to_run + GRACE_SECONDS
+            )
         except subprocess.TimeoutExpired:
             return
 

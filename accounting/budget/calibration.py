@@ -117,7 +117,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
     selection, units = budget.selection, budget.units
     counts = [noise for noise in (selection, units) if noise is not None]
     counts = counts[:1] if units is selection else counts
-    streams = [*counts, *budget.values]
+    streams, tested = [*counts, *budget.values], budget.statistic
     encoders = list({noise.encoder: None for noise in streams})
     text = _Text(
         format=FORMAT,
@@ -134,15 +134,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         units=None if units is None else len(counts) - 1,
         values=list(range(len(counts), len(streams))),
         weights=None if budget.weights is None else _packed(budget.weights),
-        statistic=None
-        if budget.statistic is None
-        else _Statistic(
-            budget.statistic.weighted,
-            budget.statistic.counted,
-            budget.statistic.alone,
-            _packed(budget.statistic.sd),
-            _packed(budget.statistic.rounding),
-        ),
+        statistic=None if tested is None else _text_of(tested),
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.sound,
         tests=plan.design.schedule,
@@ -289,6 +281,11 @@ def _budget(calibration: _Text) -> Budget:
         None if calibration.weights is None else _integers(calibration.weights),
         not calibration.unsound,
     )
+
+
+def _text_of(tested: Statistic) -> _Statistic:
+    sd, rounding = _packed(tested.sd), _packed(tested.rounding)
+    return _Statistic(tested.weighted, tested.counted, tested.alone, sd, rounding)
 
 
 def _packed(numbers: npt.NDArray[Any]) -> str:

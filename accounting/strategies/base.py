@@ -19,10 +19,9 @@ so that w = A^-1 z, and with it n_t = w_1 + ... + w_t, takes one pass with a buf
 A buffered linear Toeplitz encoder is the case in which nothing depends on t.  Every figure here is
 that of the numbers as they are, not of what they were meant to approximate.
 
-Binary tree with bottom-up Honaker estimation, in exact integers (mechanism.md section 3).
-
-Leaf t of the tree completes the nodes of levels 0 .. tz(t) (tz = trailing zero bits), so the
-nodes in order of completion are numbered 0, 1, 2, ... and ``2t - popcount(t)`` of them are
+**The binary tree** is decoded by Honaker's bottom-up estimate in exact integers (mechanism.md
+section 3).  Leaf t of the tree completes the nodes of levels 0 .. tz(t) (tz = trailing zero bits),
+so the nodes in order of completion are numbered 0, 1, 2, ... and ``2t - popcount(t)`` of them are
 complete after leaf t.  A complete node of level l with true sum S has the integer statistic
 
     I_l = 2^l * (S + z) + I_left + I_right = (2^(l+1) - 1) * S + N_l,

@@ -32,8 +32,8 @@ alone too, the second term counts it.)  So s is the maximum, neither more nor le
 
 The production lists have g_i = 1 everywhere and g > 8: s = 8 + 1 = 9.
 
-A plan for people and machines: budgets, noise and margins of every kind of figure, and epsilon
-by each accounting.  All of it is public; no data file is looked at.
+**The printed plan** has budgets, noise and margins of every kind of figure, and epsilon by each
+accounting.  All of it is public; no data file is read.
 """
 
 import functools

@@ -5,7 +5,8 @@ a bundle are asked for as they come and collected when it ends: what comes out, 
 does not depend on the threads.  A stage that draws or digests with the secret reads it on its
 worker (``Keyed``).
 
-The exchange of rows: gathered over all shards, then split by the shard that processes them.
+**The exchange of rows.** Rows are gathered over all shards, then split by the shard that processes
+them.
 """
 
 import contextlib

@@ -351,10 +351,10 @@ def _place_and_race(
 ) -> None:
     """The fields that both kinds of records share: block, race group, race codes, ethnicity."""
     block = regions.block[_drawn(np.cumsum(regions.weights), count, rng)]
-    left = BLOCK_DIGITS
+    digits = BLOCK_DIGITS
     for width in BLOCK.values():
-        left -= width
-        lines.digits(block // 10**left % 10**width, width)
+        digits -= width
+        lines.digits(block // 10**digits % 10**width, width)
     codes = _races(count, np.cumsum(groups.race_weights), rng)
     there = codes >= 0
     broad = np.where(there, 1 << (groups.broad[codes] % 6), 0)
@@ -388,10 +388,10 @@ class _Lines:
 
     def digits(self, values: Int64, width: int) -> None:
         """A field of decimal digits."""
-        left = values.astype(np.uint64)
+        rest = values.astype(np.uint64)
         for place in range(self._at + width - 1, self._at - 1, -1):
-            self._bytes[:, place] = left % 10 + ord("0")
-            left //= 10
+            self._bytes[:, place] = rest % 10 + ord("0")
+            rest //= 10
         self._at += width + 1
 
     def codes(self, values: Int64, there: Bool) -> None:

@@ -8,12 +8,11 @@ beyond the limit is refused.  This module has the rules; the log of the account
 Every store records the end of the chain that it last read: ``refuse_older`` refuses an account that
 no longer has that entry (truncated, restored from a backup, another file).
 
-Answers in the account: charged once before a row is read, committed before they are shown.
-
-A request of any kind (a tuning of bounds, a SQL statement, a table) is charged like any run.  The
-account also stores the keyed digest of the question and, after the draw, the receipt, which is the
-answer's bytes.  `pipelines.ask.sequence` describes the order of the steps and the reason for it;
-each step here is one transaction:
+**Answers** are charged once before a row is read, and committed before they are shown.  A request
+of any kind (a tuning of bounds, a SQL statement, a table) is charged like any run.  The account
+also stores the keyed digest of the question and, after the draw, the receipt, which is the answer's
+bytes.  `pipelines.ask.sequence` describes the order of the steps and the reason for it; each step
+here is one transaction:
 
 * *begin*: run id, charge and request;
 * *commit*: the receipt, bound to its charge; if several are committed, the first one counts;

@@ -19,12 +19,11 @@ No table has a column per aggregate, so one schema serves every plan.
 
 **Notes** are small public texts in the table Meta, changed by comparison.
 
-Commits to Spanner: mutations counted before they are sent, and the fencing epochs they need.
+**Commits.** Mutations are counted as Spanner counts them before they are sent, so that a commit
+stays within its limits.
 
-Mutations are counted as Spanner counts them, so that a commit stays within its limits.
-
-Fencing epochs keep a worker that was asleep from a step whose own fence is gone.  A step's row in
-``Steps`` can be inserted only once, and so can that of a decision of BOUND.  A stream of years
+**Fencing epochs** keep a worker that was asleep from a step whose own fence is gone.  A step's row
+in ``Steps`` can be inserted only once, and so can that of a decision of BOUND.  A stream of years
 cannot keep all of them.  So windows, and the trigger times that decisions follow, are counted in
 fencing epochs of ``EPOCH_LENGTH``; every commit of a step or a decision touches the row of its
 fencing epoch in ``Progress``, which must be there.  Rows of a closed fencing epoch go together with

@@ -7,10 +7,9 @@ store is opened (half a second for a GB that is in memory).
 Rows of ``meta`` say the number of the format and the identity; the others are notes, small public
 texts that are changed by comparison.
 
-Rows of the embedded store: sealed as they are written, checked as they are read.
-
-The name under which a blob is sealed says its table and column, the row's own numbers, and where
-rows are read in order how many keys or units stand before it, so that a row too few is noticed.
+**Rows** are sealed as they are written, and checked as they are read.  The name under which a blob
+is sealed says its table and column, the row's own numbers, and where rows are read in order how
+many keys or units stand before it, so that a row too few is noticed.
 
 A step that selected keys, which later windows remember, has a row of them, written in its own
 transaction.

@@ -354,7 +354,7 @@ def test_the_verdict_is_that_of_the_theorems(
 def test_what_is_left_is_what_fits(limit: tuple[float, float], charges: list[SpendCharge]) -> None:
     filters = limit_of(*limit)
     before = total(filters, *charges)
-    left = filters.left(before)
+    rest = filters.left(before)
     kinds = {
         "epsilon": plain_spend,
         "mu": gauss_spend,
@@ -362,7 +362,7 @@ def test_what_is_left_is_what_fits(limit: tuple[float, float], charges: list[Spe
         "delta": lone_key,
     }
     for kind, charge in kinds.items():
-        size = left[kind]
+        size = rest[kind]
         if size > 1e-12:
             assert filters.accepting(before.plus(charge(size * (1 - 1e-9))))
         assert not filters.accepting(before.plus(charge(size * 1.001 + 1e-6)))

@@ -111,13 +111,13 @@ AHEAD: dict[str, Any] = {}
 def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
+    honest, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
     tests = plan.design.test_triggers.tolist()
     AHEAD.update(path=path, counted=defaultdict(dict))
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
-        return sticky(stepper, states, window, slots, trigger)
+        return honest(stepper, states, window, slots, trigger)
 
     def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
         names = states.key_columns(slots).column("page").to_pylist()

@@ -72,11 +72,11 @@ def stream(rows: list[tuple[int, int, int]]) -> Stream:
 def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
     """Tests say what the path says; what is aggregated is kept."""
     window_of: dict[int, int] = {}
-    sticky, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
+    honest, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
 
     def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
         window_of[id(states)] = window
-        return sticky(stepper, states, window, slots, trigger)
+        return honest(stepper, states, window, slots, trigger)
 
     def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
         names = states.key_columns(slots).column("page").to_pylist()
@@ -129,10 +129,10 @@ class Outcome:
 
     @contextlib.contextmanager
     def _noting(self, plan: Plan) -> Iterator[None]:
-        sticky = step.Stepper._chosen
+        honest = step.Stepper._chosen
 
         def note(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
-            out = sticky(stepper, states, window, slots, trigger)
+            out = honest(stepper, states, window, slots, trigger)
             for name in states.key_columns(out[1]).column("page").to_pylist():
                 self.selected[window, name].append(trigger)
             return out

@@ -167,11 +167,11 @@ def test_decisions_cut_short_between_shards(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         expected, run = calm(name), job(name, folder / "s.db", 2)
-        real, left = SqliteStore.commit_units, [1]
+        real, commits = SqliteStore.commit_units, [1]
 
-        def commit_units(*args: Any, real: Any = real, left: list[int] = left) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
+        def commit_units(*args: Any, real: Any = real, commits: list[int] = commits) -> Any:
+            commits[0] -= 1
+            if commits[0] < 0:
                 raise Full
             return real(*args)
 

@@ -76,18 +76,18 @@ class Stopped(Exception):
 
 def stop_at(nth: int, after: bool) -> Any:
     """Commit number ``nth`` of all kinds fails, before or after it took effect."""
-    real, left = client.commit, [nth]
+    real, commits = client.commit, [nth]
 
     def commit(*args: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0 and not after:
+        commits[0] -= 1
+        if commits[0] == 0 and not after:
             raise Stopped
         try:
             real(*args)
         except MissingError:
-            if left[0]:
+            if commits[0]:
                 raise
-        if left[0] == 0:
+        if commits[0] == 0:
             raise Stopped
 
     return mock.patch.object(spanner, "commit", commit)

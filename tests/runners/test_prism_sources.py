@@ -62,12 +62,12 @@ def test_a_minute_in_two_seconds(tmp_path: Path, make_job: MakeJob) -> None:
     with paced(30.0), running(Paced(job)) as (seen, result):
         wait_for(lambda: seen.rows() > 0)
         result.wait_until_finish()
-        left = [(at, row) for at, batch in seen.records for row in batch["time"].to_pylist()]
-    assert len(left) == 600
-    first = min(at - (row.timestamp() - START / 1e6) / 30 for at, row in left)
-    late = [at - first - (row.timestamp() - START / 1e6) / 30 for at, row in left]
+        stamped = [(at, row) for at, batch in seen.records for row in batch["time"].to_pylist()]
+    assert len(stamped) == 600
+    first = min(at - (row.timestamp() - START / 1e6) / 30 for at, row in stamped)
+    late = [at - first - (row.timestamp() - START / 1e6) / 30 for at, row in stamped]
     assert max(late) < 1.0, "rows come when they are due"
-    assert left[-1][0] - left[0][0] == pytest.approx(2.0, abs=0.7)
+    assert stamped[-1][0] - stamped[0][0] == pytest.approx(2.0, abs=0.7)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -374,12 +374,12 @@ def test_a_folder_is_kept_while_its_launcher_lives_and_no_longer(tmp_path: Path)
         sweep_of_locks(tmp_path)
         assert (folder / "shard-0000.arrow").exists()
     assert not list(tmp_path.iterdir())
-    left = tmp_path / ".dpstream-work-abc"  # of one that was killed a moment ago
-    left.mkdir()
-    (left / "lock").touch()
-    (left / "shard-0000.arrow").write_bytes(b"private")
+    draft = tmp_path / ".dpstream-work-abc"  # of one that was killed a moment ago
+    draft.mkdir()
+    (draft / "lock").touch()
+    (draft / "shard-0000.arrow").write_bytes(b"private")
     sweep_of_locks(tmp_path)
-    assert not left.exists()
+    assert not draft.exists()
 
 
 def test_who_still_writes_while_a_folder_is_removed_leaves_nothing(tmp_path: Path) -> None:
@@ -416,13 +416,13 @@ def test_what_was_cut_off_while_it_was_removed_goes_next_time(tmp_path: Path) ->
 
 
 def test_without_a_lock_a_folder_s_age_decides(tmp_path: Path) -> None:
-    left = tmp_path / ".dpstream-work-abc"
-    left.mkdir()
+    draft = tmp_path / ".dpstream-work-abc"
+    draft.mkdir()
     sweep_of_locks(tmp_path)
-    assert left.exists()  # just being made
-    aged(left)
+    assert draft.exists()  # just being made
+    aged(draft)
     sweep_of_locks(tmp_path)
-    assert not left.exists()
+    assert not draft.exists()
     none = mock.patch.object(fcntl, "flock", side_effect=OSError(95, "not supported"))
     with none, private_folder(tmp_path, "folder") as folder:
         sweep_of_locks(tmp_path)

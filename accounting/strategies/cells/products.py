@@ -15,12 +15,11 @@ strategy with its diagonal scaled to ones needs V of each eigenvector, which is 
 running sums, and so are the variances of other intervals under this strategy (`Blocks.spread_of`).
 So only the strategy itself, at the end, is a product of matrices.
 
-Strategies for pure epsilon: the p-identity of HDMM, on each axis.
-
-With Laplace (or geometric) noise the sensitivity is the largest L1 norm of a column.  Strategies A
-= [I; P] diag(1 / (1 + column sums of P)), P of p non-negative rows, have column norms of exactly 1
-and are always invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and is minimised by
-L-BFGS from a few fixed starts.  It is not convex: there is no floor, and the best found is taken.
+**Pure epsilon.** The strategy of each axis is the p-identity of HDMM.  With Laplace (or geometric)
+noise the sensitivity is the largest L1 norm of a column.  Strategies A = [I; P] diag(1 / (1 +
+column sums of P)), P of p non-negative rows, have column norms of exactly 1 and are always
+invertible; tr(V (A^T A)^-1) needs the inverse of p x p alone and is minimised by L-BFGS from a few
+fixed starts.  It is not convex: there is no floor, and the best found is taken.
 
 Noise that is exact needs whole numbers: ``lattice`` rounds A to multiples of 2^-bits, and the
 sensitivity is that of the rounded one, in whole units.  Rounding costs much where cells are hardly

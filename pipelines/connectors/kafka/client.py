@@ -442,13 +442,13 @@ class KafkaTopic:
         """Every message from some places on, to the end that each partition has when it is
         reached."""
         consumer.assign(places)
-        left = {place.partition for place in places}
-        while left:
+        not_served = {place.partition for place in places}
+        while not_served:
             for message in self._next_batch(consumer, seconds):
                 if message.error() is None:
                     yield message
                 else:  # nothing but the end comes this far
-                    left.discard(message.partition())
+                    not_served.discard(message.partition())
 
     def _next_batch(self, consumer: Any, seconds: float) -> list[Any]:
         """The next messages and ends of partitions; the client reconnects by itself meanwhile."""

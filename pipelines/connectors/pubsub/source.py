@@ -273,8 +273,8 @@ class Puller:
         """
         messages: list[Any] = []
         until = time.monotonic() + seconds
-        while len(messages) < most and (left := until - time.monotonic()) > 0:
-            answer = self._answer(left)
+        while len(messages) < most and (time_to_wait := until - time.monotonic()) > 0:
+            answer = self._answer(time_to_wait)
             if answer is None:
                 break
             if answer:

@@ -226,7 +226,7 @@ def test_other_kinds_have_no_bend(count: int, make_plan: Make) -> None:
         plan = make_plan(24, contributions=count, **kind)
         u, v = direction_of(plan) if plan.design.units_apart else (0.0, 1.0)
         rest = [costs_of(plan).largest(share, u, v) for share in (0.0, 0.2, 2 / 3, 0.8, 0.95)]
-        assert rest == pytest.approx([rest[0] * left for left in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
+        assert rest == pytest.approx([rest[0] * part for part in (1.0, 0.8, 1 / 3, 0.2, 0.05)])
     short, long = (make_plan(t, contributions=count, weights=weights) for t in (1, 250))
     several = make_plan(contributions=count, weights=weights, aggregates=(SHARES_MEAN, MEAN_2))
     assert knee(costs_of(short)) == knee(costs_of(long)) == knee(costs_of(several))

@@ -278,8 +278,8 @@ def released(budget: QueryBudget, chosen: Selection, groups: int) -> float:
     k = np.arange(-math.ceil(14 * sigma), math.ceil(14 * sigma) + 1)
     mass = stats.norm.cdf((k + 0.5) / sigma) - stats.norm.cdf((k - 0.5) / sigma)
     # The least weighted noise that passes, for each noise of the count.
-    left = chosen.threshold - chosen.weighted * weight - chosen.counted * (1 + k)
-    needs = left // chosen.weighted + 1
+    needed = chosen.threshold - chosen.weighted * weight - chosen.counted * (1 + k)
+    needs = needed // chosen.weighted + 1
     return float((mass * stats.norm.sf((needs - 0.5) / chosen.sigma)).sum())
 
 

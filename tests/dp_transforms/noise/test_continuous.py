@@ -353,9 +353,9 @@ def test_a_sum_is_within_its_error_of_the_magnitudes(cancel: bool) -> None:
 
 def checked(operation: Callable[..., tuple[float, float]], both_parts: bool) -> None:
     for a, b in zip(pairs(5), pairs(6), strict=True):
-        left = a if both_parts else (a[0],)
-        product = operation(*left, *b)
-        exact = sum(map(Fraction, left)) * value(b)
+        first_parts = a if both_parts else (a[0],)
+        product = operation(*first_parts, *b)
+        exact = sum(map(Fraction, first_parts)) * value(b)
         assert abs(value(product) - exact) <= Fraction(OPERATION_ERROR) * abs(exact)
         assert abs(product[1]) <= abs(product[0]) * 2.0**-52
 

@@ -241,8 +241,8 @@ def test_float_errors_of_stairs_are_within_what_is_allowed(
         weight, blocks = tail * (2 * half - 1), 0
         while weight <= half * q ** (blocks + 1):
             blocks += 1
-        left = half - weight / q**blocks
-        within = left if left < step else step + (left - step) / q
+        missing = half - weight / q**blocks
+        within = missing if missing < step else step + (missing - step) / q
         exact = blocks * sensitivity + within
         assert float(abs(exact - estimate)) <= error / 4 + 2.0**-52 * abs(estimate)
 

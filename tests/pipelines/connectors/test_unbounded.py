@@ -253,8 +253,8 @@ def drive(
             held[shard] = [made.waiting] if made.waiting is not None else []
     ring = KEYS.ring()
     for shard, parts in enumerate(held):
-        left = concat(parts, admitted_schema(plan))
-        assert (shard_of(key_ids(plan, ring.key, left), 2) == shard).all()
+        admitted = concat(parts, admitted_schema(plan))
+        assert (shard_of(key_ids(plan, ring.key, admitted), 2) == shard).all()
     return out
 
 

@@ -33,11 +33,11 @@ from dpstream.state.ledger.contract import AnswerLog
 catalog, text, fault, runner = sys.argv[1:]
 
 def after(home, name, times=1):
-    real, left = getattr(home, name), [times]
+    real, calls = getattr(home, name), [times]
     def call(*args, **more):
         out = real(*args, **more)
-        left[0] -= 1
-        if not left[0]:
+        calls[0] -= 1
+        if not calls[0]:
             if name == "drawn":
                 print(receipt.read(out)[1].to_pylist(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -161,8 +161,8 @@ def test_a_killed_launcher_is_charged_once_and_leaves_nothing_private(
     assert ask(catalog, EVERY).receipt == answer.receipt
     assert charges(path.parent) == [charge]
     assert not list(path.parent.glob(".dpstream-work-*"))
-    left = [file for file in elsewhere.rglob("*") if file.is_file()]
-    assert not [file for file in left if _MARK.encode() in file.read_bytes()]
+    files = [file for file in elsewhere.rglob("*") if file.is_file()]
+    assert not [file for file in files if _MARK.encode() in file.read_bytes()]
 
 
 def _undisturbed(path: Path, charge: Charge) -> str:

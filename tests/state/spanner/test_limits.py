@@ -323,13 +323,13 @@ def test_a_decision_and_its_parts_are_read_as_one(bench: SpannerBench) -> None:
 
 def cut_short(bench: SpannerBench, trigger_time: int, units: list[int], many: int) -> None:
     """A worker dies after ``many`` commits of a decision."""
-    store, left = bench.open(), [many]
+    store, remaining = bench.open(), [many]
     real = store._commit_once
 
     def commit_once(*args: Any) -> None:
-        if not left[0]:
+        if not remaining[0]:
             raise InterruptedError
-        left[0] -= 1
+        remaining[0] -= 1
         real(*args)
 
     vars(store)["_commit_once"] = commit_once

@@ -473,9 +473,9 @@ def test_an_inverse_that_is_less_exact_gives_no_smaller_bound(
 ) -> None:
     """What it leaves of the identity shortens the longest column by as much as may be."""
     mix = np.diag([0.25, 1.0, 1.0])[:, [1, 2, 0]]
-    left = np.zeros((3, 3))
-    left[2, 2] = 0.009  # row 2 of the inverse has the longest column's only number
-    near = (np.eye(3) - left) @ np.linalg.inv(mix)
+    left_factor = np.zeros((3, 3))
+    left_factor[2, 2] = 0.009  # row 2 of the inverse has the longest column's only number
+    near = (np.eye(3) - left_factor) @ np.linalg.inv(mix)
     assert (near**2).sum(axis=0).max() == pytest.approx(16 * 0.991**2)
     monkeypatch.setattr(np.linalg, "inv", lambda _: near)
     assert 16 <= inverse_norm2(mix) <= 16 * (1 + 1e-9)

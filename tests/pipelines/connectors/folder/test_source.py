@@ -426,16 +426,16 @@ def test_listings_of_a_folder(tmp_path: Path) -> None:
 
 def test_a_store_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "FIRST_PAUSE_SECONDS", 0.001)
-    left = [OSError(errno.EIO, "SECRET"), OSError(errno.EIO, "SECRET")]
+    errors = [OSError(errno.EIO, "SECRET"), OSError(errno.EIO, "SECRET")]
 
     def call() -> str:
-        if left:
-            raise left.pop()
+        if errors:
+            raise errors.pop()
         return "there"
 
     assert patiently(call) == "there"
     monkeypatch.setattr(store, "PATIENCE_SECONDS", 0.01)
-    left = [OSError(errno.EIO, "SECRET")] * 1000
+    errors = [OSError(errno.EIO, "SECRET")] * 1000
     with pytest.raises(RunError) as error:
         patiently(call)
     assert error.value.field == "table.path" and "SECRET" not in str(error.value)
