@@ -83,19 +83,13 @@ class AggregateKind(ABC):
         uses_count: whether the kind needs the running count of records.
         counts_units: whether it is read from the count of units, not from a sum over records.
         divides: whether it is a quotient, so that its noise is not Gaussian.
+        bounded: whether it takes a column of values, whose sensitivity needs public bounds.
     """
 
+    bounded = False
     uses_count = False
     counts_units = False
     divides = False
-
-    @abstractmethod
-    def check(self, aggregate: Aggregate, where: str) -> None:
-        """Refuse a column whose sensitivity is not bounded by public figures.
-
-        Raises:
-            UsageError: names the field below ``where``.
-        """
 
     def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
         """Return the running sum that is kept for this column alone, by default none; its
@@ -199,10 +193,6 @@ class Count(AggregateKind):
     uses_count = True
 
     @override
-    def check(self, aggregate: Aggregate, where: str) -> None:
-        takes_no_column(aggregate, where)
-
-    @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
         count = prefixes.streams[COUNT]
         return count.values, np.full(len(count.values), count.sd)
@@ -219,9 +209,7 @@ class Count(AggregateKind):
 class Sum(AggregateKind):
     """A sum: a record adds its bounded value, at most L = the larger bound."""
 
-    @override
-    def check(self, aggregate: Aggregate, where: str) -> None:
-        needs_bounds(aggregate, where)
+    bounded = True
 
     @override
     def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
@@ -247,10 +235,6 @@ class Units(AggregateKind):
     """A count of units, read from the selection stream or from one of its own."""
 
     counts_units = True
-
-    @override
-    def check(self, aggregate: Aggregate, where: str) -> None:
-        takes_no_column(aggregate, where)
 
     @override
     def release(self, aggregate: Aggregate, prefixes: Prefixes) -> tuple[Float64, Float64]:
@@ -326,12 +310,9 @@ class Mean(AggregateKind):
     The quotient is post-processing (mechanism.md section 4).
     """
 
+    bounded = True
     uses_count = True
     divides = True
-
-    @override
-    def check(self, aggregate: Aggregate, where: str) -> None:
-        needs_bounds(aggregate, where)
 
     @override
     def own_stream(self, aggregate: Aggregate) -> ValueStream | None:
@@ -433,7 +414,7 @@ def check(aggregate: Aggregate, index: int) -> None:
         raise UsageError(f"{where}.name", "must be non-empty and not start with '_'", "rename")
     if aggregate.share is not None and not 0 < aggregate.share < math.inf:
         raise UsageError(f"{where}.share", "must be a positive number", "write e.g. 1.0")
-    kind_of(aggregate).check(aggregate, where)
+    (needs_bounds if kind_of(aggregate).bounded else takes_no_column)(aggregate, where)
 
 
 def streams_of(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import dates
 
+from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import duration, human, human_up, moment_of
@@ -68,13 +69,13 @@ class Series(NamedTuple):
 
 
 def bounds_of(aggregate: Aggregate) -> Bounds:
-    """Return a mean lies within its bounds, a count is at least 0, a sum has the sign of its
-    bounds.
+    """Return the range of a column's exact values: a mean lies within its bounds, a count is at
+    least 0, a sum has the sign of its bounds.
     """
     if aggregate.bounds is None:
         return Bounds(0.0)
     low, high = aggregate.bounds
-    if aggregate.kind == "mean":
+    if kind_of(aggregate).divides:
         return Bounds(float(low), float(high))
     return Bounds(0.0 if low >= 0 else None, 0.0 if high <= 0 else None)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dpstream.accounting.aggregates import KINDS
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
 from dpstream.accounting.fields import Aggregate
@@ -47,6 +48,9 @@ from dpstream.pipelines.project.job_section import ChoiceSection
 from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.text import duration_micros, instant_micros
 
+#: Kinds of columns that need bounds, as a job writes them.
+_BOUNDED = [name for name, kind in KINDS.items() if kind.bounded]
+
 
 def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[str, ...]]:
     """Return the job with C = 1, and with the declared range for all bounds to choose.
@@ -71,7 +75,7 @@ def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[
         section["mechanism"] = mechanism
     names, aggregates = list[str](), _table(section.get("aggregate"))
     for aggregate, part in aggregates.items():
-        bounded = isinstance(part, dict) and part.get("kind") in ("sum", "mean")
+        bounded = isinstance(part, dict) and part.get("kind") in _BOUNDED
         if bounded and (all_bounds or "bounds" not in part):
             names.append(aggregate)
             part["bounds"] = _range(name, aggregate, part, declared)

@@ -8,6 +8,7 @@ import pytest
 
 from dpstream.accounting.aggregates import (
     COUNT,
+    KINDS,
     Count,
     Exact,
     Mean,
@@ -16,13 +17,13 @@ from dpstream.accounting.aggregates import (
     Sum,
     Units,
     bounded_stream,
+    check,
     derived_sums,
     needs_bounds,
     own_prefix,
     quotient,
     ratio,
     streams_of,
-    takes_no_column,
     with_derived,
 )
 from dpstream.accounting.fields import Aggregate
@@ -68,10 +69,15 @@ def test_a_sum_without_public_bounds_has_no_sensitivity(
     needs_bounds(Aggregate("v", "sum", "x", (-float(MAX_GRID_VALUE), 0.0)), "here")
 
 
-@pytest.mark.parametrize("column", [{"column": "x"}, {"bounds": (0.0, 1.0)}])
-def test_a_kind_that_counts_takes_no_column(column: dict[str, Any], refused: Refused) -> None:
-    refused(lambda: takes_no_column(Aggregate("n", "units", **column), "here"))
-    takes_no_column(Aggregate("n", "units"), "here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_takes_a_column_and_bounds_or_neither(kind: str, refused: Refused) -> None:
+    neither: dict[str, Any] = {"name": "v", "kind": kind}
+    both = {**neither, "column": "x", "bounds": (-3.0, 9.0)}
+    fits, wrong = (both, neither) if KINDS[kind].bounded else (neither, both)
+    check(Aggregate(**fits), 1)
+    halves = [{**neither, name: both[name]} for name in ("column", "bounds")]
+    for settings in (wrong, *halves):
+        assert refused(lambda s=settings: check(Aggregate(**s), 1)).field == "aggregate[1]"  # type: ignore[misc]
 
 
 def test_a_running_sum_moves_by_the_farther_bound_of_what_is_left() -> None:
@@ -113,10 +119,6 @@ def test_exactly_it_is_the_number_of_records() -> None:
     assert Count().exact(None, Exact(VALUES, OTHER, OTHER)) is VALUES
 
 
-def test_it_takes_no_column(refused: Refused) -> None:
-    refused(lambda: Count().check(Aggregate("n", "count", "x"), "aggregate[2]"))
-
-
 SUM_COLUMN = Aggregate("total", "sum", "x", (-3.0, 7.0), 0.5)
 SUM_VALUES = np.array([10.0, -4.0])
 
@@ -137,12 +139,6 @@ def test_the_lower_bound_counts_where_it_is_the_larger() -> None:
     assert stream is not None and stream.sensitivity == 9
 
 
-def test_it_needs_bounds(refused: Refused) -> None:
-    Sum().check(SUM_COLUMN, "aggregate[1]")
-    refused(lambda: Sum().check(Aggregate("total", "sum", "x"), "aggregate[1]"))
-    assert not (Sum.uses_count or Sum.counts_units or Sum.divides)
-
-
 UNITS_COLUMN = Aggregate("people", "units")
 UNITS_VALUES, RECORDS = np.array([3.0, 5.0]), np.array([70.0, 80.0])
 
@@ -156,10 +152,6 @@ def test_it_is_the_count_of_units() -> None:
     by_trigger = Prefixes(records, Prefix(None, UNITS_VALUES, np.array([1.0, 4.0])))
     assert Units().expected_sd(UNITS_COLUMN, by_trigger)[0].tolist() == [1.0, 4.0]
     assert Units().exact(None, Exact(RECORDS, UNITS_VALUES, None)) is UNITS_VALUES
-
-
-def test_it_takes_no_column_of_units(refused: Refused) -> None:
-    refused(lambda: Units().check(Aggregate("people", "units", bounds=(0.0, 1.0)), "aggregate[0]"))
 
 
 MEAN = Aggregate("level", "mean", "x", (-2.0, 9.0), 0.5)  # -4 to 18 in grid units, middle 7
@@ -294,7 +286,3 @@ def test_exactly_it_is_the_quotient_and_nothing_where_there_are_no_records() -> 
     records, totals = np.array([4.0, 0.0]), np.array([12.0, 0.0])
     means = Mean().exact(stream, Exact(records, None, totals))
     assert means[0] == 1.5 and np.isnan(means[1])
-
-
-def test_it_needs_bounds_of_mean(refused: Refused) -> None:
-    refused(lambda: Mean().check(Aggregate("level", "mean", "x", (2.0, -2.0)), "aggregate[0]"))

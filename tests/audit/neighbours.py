@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting import aggregates
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
@@ -54,6 +55,17 @@ class Pair:
         return f"seed {self.seed}: {self.kind}, more than {self.plan.privacy.pre_threshold}"
 
 
+def of_each_kind() -> tuple[Aggregate, ...]:
+    """A column of each kind; bounds differ, so that none is made from the sums of another."""
+    columns = []
+    for at, (name, kind) in enumerate(aggregates.KINDS.items()):
+        values = (
+            {"column": "value", "bounds": (-2.0, 5.0 + at), "grid": 0.5} if kind.bounded else {}
+        )
+        columns.append(Aggregate(f"a_{name}", name, **values))  # type: ignore[arg-type]
+    return tuple(columns)
+
+
 @functools.cache
 def plans() -> dict[str, Plan]:
     """The plans that are audited, by name."""
@@ -78,6 +90,7 @@ def plans() -> dict[str, Plan]:
         "public": plan(UNITS, COUNT, MEAN, triggers=6, public="f" * 32),
         "one_trigger": plan(COUNT, UNITS, triggers=1, windows=6),
         "columns": plan(SUM, AGAIN, triggers=7),
+        "kinds": plan(*of_each_kind(), triggers=6),
         "tests_apart": plan(COUNT, UNITS, triggers=8, refresh_every=4, select_every=2),
         "combined_apart": plan(
             COUNT, triggers=8, strategy="blt", refresh_every=2, select_every=3, **late, **both
