@@ -1,7 +1,7 @@
 """``dpstream census``: makes census tables from a statistical office's own files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
@@ -98,38 +98,20 @@ def census() -> None:
 
 
 @census.command(
-    epilog=examples("dpstream census validate", "dpstream census validate households --json")
-)
-@CENSUS
-@AS_JSON
-def validate(census: Chosen, as_json: bool) -> None:
-    """List every fault of the public files; exit code 2 if there is one.
-
-    Each fault is listed with its file, row, column, rule and fix, without values.  Of the records
-    only the header is read: faults of records are reported only to the operator, in the dead
-    letters of an execution.
-    """
-    from dpstream.pipelines.tabulation.inputs import faults
-
-    tables = described(census)
-    problems = faults(tables.parameters, tables.data, tables.choice)
-    files = sorted({fault.file for fault in problems})
-    summary = f"Faults: {len(problems):,} in {', '.join(files)}" if problems else "No fault."
-    text = page([*map(str, problems), summary])
-    print_figures(as_json, {"faults": [fault._asdict() for fault in problems]}, text)
-    if problems:
-        click.get_current_context().exit(_FAULTY)
-
-
-@census.command(
     epilog=examples(
         "dpstream census plan",
         "dpstream census plan persons --try census.persons.noise=rounded --json",
         "dpstream census plan persons --out tables",
+        "dpstream census plan households --faults",
     )
 )
 @CENSUS
 @TRY
+@click.option(
+    "--faults",
+    is_flag=True,
+    help="List every fault of the public files instead; exit code 2 if there is one.",
+)
 @click.option("--out", type=_FOLDER, help="The folder that `execute` would make.")
 @click.option("--delta", type=float, help="The delta at which epsilon is stated.  [default: 1e-10]")
 @ALLOW_LARGE_DELTA
@@ -139,6 +121,7 @@ def validate(census: Chosen, as_json: bool) -> None:
 def plan(
     census: Chosen,
     tries: tuple[str, ...],
+    faults: bool,
     out: Path | None,
     delta: float | None,
     fresh: bool,
@@ -151,6 +134,10 @@ def plan(
     Only public files are read; the records may be absent.  With --out or an account the output
     also shows whether `execute` would be accepted now; if not, the exit code is that of the
     refusal.
+
+    With --faults each fault is listed with its file, row, column, rule and fix, without values.  Of
+    the records only the header is read: faults of records are reported only to the operator, in the
+    dead letters of an execution.
     """
     from dpstream.accounting.strength import check_delta
     from dpstream.pipelines.render.census_plan import census_text
@@ -159,6 +146,8 @@ def plan(
 
     check_delta(delta or 0.0, allow_large_delta, "--delta", "--allow-large-delta")
     tables = described(census._replace(tries=tries))
+    if faults:
+        _list_faults(tables, as_json)
     table_plan = planned(tables.parameters, tables.data, tables.choice)
     report = figures(table_plan, delta)
     accepted = None
@@ -175,6 +164,17 @@ def plan(
             None if out is None else out.absolute(),
         )
     print_plan(as_json, accepted, "Can make", report, census_text(report))
+
+
+def _list_faults(tables: Described, as_json: bool) -> NoReturn:
+    from dpstream.pipelines.tabulation.inputs import faults
+
+    problems = faults(tables.parameters, tables.data, tables.choice)
+    files = sorted({fault.file for fault in problems})
+    summary = f"Faults: {len(problems):,} in {', '.join(files)}" if problems else "No fault."
+    text = page([*map(str, problems), summary])
+    print_figures(as_json, {"faults": [fault._asdict() for fault in problems]}, text)
+    click.get_current_context().exit(_FAULTY if problems else 0)
 
 
 @census.command(

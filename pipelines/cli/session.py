@@ -38,14 +38,13 @@ from dpstream.pipelines.cli.session_ask import (
     cells,
     echo_answer,
     opened,
-    plan,
     select,
     subspace,
 )
 from dpstream.pipelines.render.layout import labelled, page
 
 if TYPE_CHECKING:
-    from dpstream.pipelines.session.config import Config
+    from dpstream.pipelines.session.overview import Line
     from dpstream.pipelines.session.records.load import Loaded
 
 
@@ -113,43 +112,49 @@ def stand(
     epilog=examples(
         "dpstream session budget rides",
         "dpstream session budget rides --where 'hour >= 22' --json",
+        "dpstream session budget rides --transcript",
     )
 )
 @TABLE
 @WHERE
+@click.option(
+    "--transcript",
+    is_flag=True,
+    help="List all questions, charges, allotments, draws on them and closings instead, in order.",
+)
 @ANALYST
 @AS_JSON
-def budget(table: Chosen, where: str, set_name: str | None, analyst: str, as_json: bool) -> None:
+def budget(
+    table: Chosen,
+    where: str,
+    set_name: str | None,
+    transcript: bool,
+    analyst: str,
+    as_json: bool,
+) -> None:
     """Show the most and least that some points have spent, and where most was spent."""
     from dpstream.pipelines.render.account import points_text
-    from dpstream.pipelines.session.overview import overview
+    from dpstream.pipelines.session import overview
 
     with opened(table, analyst, looking=True) as session:
+        if transcript:
+            lines = overview.transcript(session.open_table)
+            entries = {"entries": [line.as_dict() for line in lines]}
+            print_figures(as_json, entries, _transcript_text(lines))
+            return
         chosen = subspace(session, table, where, set_name).selection
-        figures = overview(session.open_table, chosen)
+        figures = overview.overview(session.open_table, chosen)
     print_figures(as_json, figures, points_text(figures))
 
 
-@click.command(
-    epilog=examples("dpstream session transcript rides", "dpstream session transcript rides --json")
-)
-@TABLE
-@ANALYST
-@AS_JSON
-def transcript(table: Chosen, analyst: str, as_json: bool) -> None:
-    """List the questions, charges, allotments, uses of allotments and closings, in order."""
-    from dpstream.pipelines.session.overview import transcript as lines_of
-
-    with opened(table, analyst, looking=True) as session:
-        lines = lines_of(session.open_table)
+def _transcript_text(lines: "list[Line]") -> str:
     texts = list[str]()
     for line in lines:
         paid = f" {line.kind} {decimal_text(line.amount / 1_000_000)}" if line.kind else ""
         question = f": {line.question}" if line.question else ""
         head = f"{line.at}  {line.run_id[:12]}  {line.analyst}  {line.entry}{paid}{question}"
         texts += [head, *(f"    where {where}" for where in line.where)]
-    entries = {"entries": [line.as_dict() for line in lines]}
-    print_figures(as_json, entries, page(texts or ["Nothing was asked yet."]))
+    return page(texts or ["Nothing was asked yet."])
 
 
 @click.command(
@@ -217,9 +222,6 @@ def picture(
     print_figures(as_json, {"out": out.name}, f"Wrote {out}")
 
 
-_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-
-
 @click.group(
     short_help="Ask a table whose records have budgets of their own.",
     cls=ExtraGroup,
@@ -270,7 +272,8 @@ def init(table: Chosen, as_json: bool) -> None:
     # The grid of initial budgets: a first question of everything is answered at one step.
     budgets = (d for d in config.table.space.dimensions if isinstance(d, Budget))
     first = next((f"--{budget.kind}", amount(budget.step)) for budget in budgets)
-    following = shlex.join(["dpstream", "session", "plan", config.name, "count", *first])
+    command = ["dpstream", "session", "ask", config.name, "count", *first, "--dry-run"]
+    following = shlex.join(command)
     _loaded(loaded, as_json, following + table.flags, config.table.warnings)
 
 
@@ -305,51 +308,31 @@ def migrate(old: Chosen, new: str, as_json: bool) -> None:
     print_figures(as_json, figures, page(lines))
 
 
-@session.command(epilog=examples("dpstream session add rides rides-2.parquet"))
+@session.command(
+    epilog=examples(
+        "dpstream session change rides rides-2.parquet",
+        "dpstream session change rides corrected.parquet --replace",
+        "dpstream session change rides gone.csv --delete",
+    )
+)
 @NAMED_TABLE
-@_FILES
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--replace", "how", flag_value="replace", help="Replace the records with their ids.")
+@click.option("--delete", "how", flag_value="delete", help="Delete the records with their ids.")
 @OPERATOR
 @AS_JSON
-def add(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
-    """Add the records of FILES; what points have spent stays."""
-    from dpstream.pipelines.session.records import load
+def change(table: Chosen, files: tuple[Path, ...], how: str | None, as_json: bool) -> None:
+    """Add the records of FILES, or replace or delete the records of TABLE that have their ids.
 
-    _loaded(load.add(_config(table), files), as_json, _budget(table))
-
-
-@session.command(epilog=examples("dpstream session replace rides corrected.parquet"))
-@NAMED_TABLE
-@_FILES
-@OPERATOR
-@AS_JSON
-def replace(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
-    """Replace the records that have the same ids as the records of FILES."""
-    from dpstream.pipelines.session.records import load
-
-    _loaded(load.replace(_config(table), files), as_json, _budget(table))
-
-
-@session.command(epilog=examples("dpstream session delete rides gone.csv"))
-@NAMED_TABLE
-@_FILES
-@OPERATOR
-@AS_JSON
-def delete(table: Chosen, files: tuple[Path, ...], as_json: bool) -> None:
-    """Delete the records whose ids FILES list; what their points have spent stays."""
-    from dpstream.pipelines.session.records import load
-
-    _loaded(load.delete(_config(table), files), as_json, _budget(table))
-
-
-def _config(table: Chosen) -> "Config":
+    What points have spent stays.
+    """
     from dpstream.pipelines.session.config import config_in
+    from dpstream.pipelines.session.records import load
 
-    return config_in(table.load(), table.name)
-
-
-def _budget(table: Chosen) -> str:
-    """Return the command that shows what the points of a table have spent."""
-    return shlex.join(["dpstream", "session", "budget", table.name or ""]) + table.flags
+    changes = {None: load.add, "replace": load.replace, "delete": load.delete}
+    loaded = changes[how](config_in(table.load(), table.name), files)
+    following = shlex.join(["dpstream", "session", "budget", table.name or ""]) + table.flags
+    _loaded(loaded, as_json, following)
 
 
 def _loaded(loaded: "Loaded", as_json: bool, following: str, warnings: Sequence[str] = ()) -> None:
@@ -406,5 +389,5 @@ def close(table: Chosen, arrival: str, before: str, analyst: str, as_json: bool)
     print_figures(as_json, {"closed": closed}, "Closed." if closed else "It was closed already.")
 
 
-for command in (ask, plan, allot, select, stand, budget, transcript, picture):
+for command in (ask, allot, select, stand, budget, picture):
     session.add_command(command)

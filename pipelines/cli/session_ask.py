@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -162,21 +162,6 @@ BY = click.option(
     help="Answer with a row for each value of NAME, for each of 16 equal ranges (NAME=16),"
     " or between edges (NAME=0,10,20).",
 )
-PAYING = options(
-    BUDGET,
-    FRESH,
-    AS_OF,
-    click.option("--drop", is_flag=True, help="Leave out points with too little budget."),
-    click.option(
-        "--cover",
-        multiple=True,
-        metavar="NAME",
-        help="Charge the whole range of this dimension, so that regions of spent budget merge.",
-    ),
-)
-FROM = click.option(
-    "--from", "allotment", metavar="NAME", help="Spend from an allotment (its name or run id)."
-)
 
 
 @click.command(
@@ -187,14 +172,26 @@ FROM = click.option(
         "dpstream session ask rides 'median(fare)' --from half --epsilon 0.25",
         "dpstream session ask rides count --where 'hour >= 20' --union   # free",
         "dpstream session ask rides count --by x=16 --epsilon 0.1 --runner FlinkRunner",
+        "dpstream session ask rides count --by x=16 --by y=16 --epsilon 0.1 --dry-run",
     )
 )
 @NAMED_TABLE
 @FIGURES
 @WHERE
 @BY
-@PAYING
-@FROM
+@BUDGET
+@FRESH
+@AS_OF
+@click.option("--drop", is_flag=True, help="Leave out points with too little budget.")
+@click.option(
+    "--cover",
+    multiple=True,
+    metavar="NAME",
+    help="Charge the whole range of this dimension, so that regions of spent budget merge.",
+)
+@click.option(
+    "--from", "allotment", metavar="NAME", help="Spend from an allotment (its name or run id)."
+)
 @click.option("--union", is_flag=True, help="Answer from answers of disjoint parts, at no charge.")
 @click.option(
     "--ticket",
@@ -203,6 +200,11 @@ FROM = click.option(
     help="Charge here, and write a private file from which a service answers elsewhere.",
 )
 @RUNNER
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only show errors, charge and which points lack budget; charges nothing.",
+)
 @ANALYST
 @AS_JSON
 def ask(
@@ -217,6 +219,7 @@ def ask(
     runner: str | None,
     parallelism: int,
     beam_flag: tuple[str, ...],
+    dry_run: bool,
     analyst: str,
     as_json: bool,
     **how: Any,
@@ -225,25 +228,48 @@ def ask(
 
     A figure is count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, ..).
     A question is charged in the account before a record is read, and its answer is committed
-    before it is shown.  The same question gets the same bytes, at no further charge.
+    before it is shown.  The same question gets the same bytes, at no further charge.  With
+    --dry-run no record is read, --union tells whether there are such answers, and the exit code is
+    that of the question.
     """
     where_to = runner_of(runner, parallelism, beam_flag)
     for option, given in (("--by", by), ("--from", allotment), ("--ticket", ticket)):
         if union and given:
             rule = "cannot be combined with --union, which adds up whole answers"
             raise UsageError(option, rule, "leave one of the two out")
-    with opened(table, analyst, where_to, charging=not union) as session:
-        if union:
+    if dry_run:
+        gc.disable()  # what a plan loads and reads is in use until it ends
+        click.get_current_context().call_on_close(gc.enable)
+    with opened(
+        table, analyst, where_to, looking=dry_run, charging=not (union or dry_run)
+    ) as session:
+        if union and not dry_run:
             _union(session, table, figures, where, set_name, as_json)
             return
         points = asker(session, table, where, set_name, allotment)
+        question = _request(session, points, figures, by, how)
+        if dry_run:
+            _plan(session, question, union, as_json)
         from dpstream.pipelines.session.ask import ask as answer_of
 
-        question = _request(session, points, figures, by, how)
         if ticket is not None:
             _hand_out(session, question, ticket, as_json)
             return
         answer_of(session.open_table, question, lambda it: echo_answer(session, it, as_json))
+
+
+def _plan(session: "Session", question: "SessionRequest", union: bool, as_json: bool) -> NoReturn:
+    """Print a question's errors, its charge and the points that lack budget.
+
+    No record is read.  The exit code is that of the question without ``--dry-run``.
+    """
+    from dpstream.pipelines.render.question_plan import session_text
+    from dpstream.pipelines.session import plan as planning
+
+    planned = planning.plan(session.open_table, question, union)
+    figures = planning.as_builtins(session.open_table.space, planned)
+    print_figures(as_json, figures, session_text(figures))
+    click.get_current_context().exit(planned.acceptance.exit_code)
 
 
 def _hand_out(session: "Session", question: "SessionRequest", out: Path, as_json: bool) -> None:
@@ -342,59 +368,6 @@ def _union(
         union = subspace(session, table, where, set_name).union(figure)
         figures_of = {"figure": figure.name, **union._asdict()}
         print_figures(as_json, figures_of, f"{figure.name}: {union.text}; free")
-
-
-@click.command(
-    epilog=examples(
-        "dpstream session plan rides count --by x=16 --by y=16 --epsilon 0.1",
-        "dpstream session plan rides 'average(fare)' --where 'hour < 6' --rho 0.01 --drop",
-        "dpstream session plan rides count --where 'hour >= 20' --epsilon 0.1 --union",
-        "dpstream session plan rides 'median(fare)' --from half --epsilon 0.25",
-    )
-)
-@NAMED_TABLE
-@FIGURES
-@WHERE
-@BY
-@PAYING
-@FROM
-@click.option(
-    "--union",
-    is_flag=True,
-    help="Search for answers of disjoint parts, which give the answer at no charge.",
-)
-@ANALYST
-@AS_JSON
-def plan(
-    table: Chosen,
-    figures: tuple[str, ...],
-    where: str,
-    set_name: str | None,
-    by: tuple[str, ...],
-    union: bool,
-    allotment: str | None,
-    analyst: str,
-    as_json: bool,
-    **how: Any,
-) -> None:
-    """Show a question's errors, what it would charge, and which points lack budget.
-
-    Nothing is spent or written, and no record is read.  If `ask` would be refused now, the exit
-    code is that of the refusal.
-    """
-    gc.disable()  # what a plan loads and reads is in use until it ends
-    click.get_current_context().call_on_close(gc.enable)
-    from dpstream.pipelines.render.question_plan import session_text
-    from dpstream.pipelines.session import plan as planning
-
-    with opened(table, analyst, looking=True) as session:
-        points = asker(session, table, where, set_name, allotment)
-        planned = planning.plan(
-            session.open_table, _request(session, points, figures, by, how), union
-        )
-        planned_figures = planning.as_builtins(session.open_table.space, planned)
-        print_figures(as_json, planned_figures, session_text(planned_figures))
-    click.get_current_context().exit(planned.acceptance.exit_code)
 
 
 @click.command(

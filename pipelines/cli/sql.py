@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         "dpstream sql --data-set shop -f queries.sql --json",
         "dpstream sql -f queries.sql --runner=FlinkRunner --parallelism=4",
         "dpstream sql                                      # a prompt",
-        "dpstream sql --budget",
         "dpstream sql --check                              # unit_via: before anybody asks",
         'dpstream sql --stream daily "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1,',
         "    delta = 1e-9, max_rows_contributed = 32) page, COUNT(*) AS views, SUM(seconds,",
@@ -65,9 +64,6 @@ if TYPE_CHECKING:
     "--explain",
     is_flag=True,
     help="Show whether the answer would be given now, cost, noise and thresholds; charges nothing.",
-)
-@click.option(
-    "--budget", is_flag=True, help="Show what the account has left, instead of an answer."
 )
 @click.option(
     "--check",
@@ -97,7 +93,6 @@ def sql(
     data_set: Chosen,
     file: Path | None,
     explain: bool,
-    budget: bool,
     check: bool,
     fresh: bool,
     as_of: str,
@@ -123,10 +118,10 @@ def sql(
     text_given = statement is not None or file is not None
     refuse_first(
         (
-            stream is not None and (explain or budget or check or how != ONCE),
+            stream is not None and (explain or check or how != ONCE),
             UsageError(
                 "--stream",
-                "takes no --explain, --budget, --check, --fresh and --as-of",
+                "takes no --explain, --check, --fresh and --as-of",
                 "write the job with --emit NAME, and ask `dpstream plan NAME`",
             ),
         ),
@@ -135,8 +130,8 @@ def sql(
             UsageError("--emit", "is for --stream", "add that, or leave it out"),
         ),
         (
-            (budget and check) or ((budget or check) and text_given),
-            UsageError("--budget", "takes no statement, nor --check", "ask them one by one"),
+            check and text_given,
+            UsageError("--check", "takes no statement", "ask them one by one"),
         ),
     )
     if stream is not None:
@@ -145,8 +140,8 @@ def sql(
         return
     project = data_set.load()
     catalog = catalog_of(project, data_set.name)
-    if budget or check:
-        (_budget if budget else _check)(catalog, as_json)
+    if check:
+        _check(catalog, as_json)
         return
     if not text_given and on_terminal():
         print_account(catalog.ledger, project.path, data_set.environment)
@@ -273,14 +268,6 @@ def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bo
     figures = as_builtins(explanation)
     print_figures(as_json, figures, explanation_text(figures))
     return explanation.acceptance.exit_code
-
-
-def _budget(catalog: "Catalog", as_json: bool) -> None:
-    from dpstream.pipelines.render.account import budget_text
-    from dpstream.pipelines.sql.explain import budget
-
-    figures = budget(catalog)
-    print_figures(as_json, figures, budget_text(figures))
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:

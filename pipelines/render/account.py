@@ -1,7 +1,7 @@
 """An account as text: whether a charge would be accepted, what was charged, and what is left.
 
 The figures are those that ``--json`` prints: `ask.acceptance.Acceptance.as_dict`,
-`sql.explain.budget` and `operate.account_view.view`.
+`operate.account_view.view`.
 """
 
 import math
@@ -151,19 +151,6 @@ def share_text(share: float) -> str:
     return f"{up(100 * share, 3)}%" if math.isfinite(share) else "more than all"
 
 
-def budget_text(figures: dict[str, Any]) -> str:
-    """Return the state of a data set's account: limit, spent, left, number of charges."""
-    charges = count(figures["charges"], "charge")
-    lines = [
-        *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']}, {charges}"),
-        *_limit(figures["limit"], " per unit"),
-        *labelled("Spent", _spent(figures)),
-        *labelled("Left", _left(figures)),
-        *each("Warning", figures["warnings"]),
-    ]
-    return page(lines)
-
-
 def view_text(figures: dict[str, Any]) -> str:
     """Return all events of an account, and its sums."""
     lines = [
@@ -199,10 +186,8 @@ def _spent(figures: dict[str, Any]) -> str:
     return f"{share_text(figures['used'])} of the limit; {promise}{_person(figures)}"
 
 
-def _limit(limit: dict[str, float], subject: str = "") -> list[str]:
-    return labelled(
-        "Limit", f"epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}{subject}"
-    )
+def _limit(limit: dict[str, float]) -> list[str]:
+    return labelled("Limit", f"epsilon {exact(limit['epsilon'])} at delta {exact(limit['delta'])}")
 
 
 def _event(entry: dict[str, Any], width: int) -> str:

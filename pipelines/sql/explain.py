@@ -15,11 +15,10 @@ from sqlglot.tokens import TokenType
 
 from dpstream.accounting.composition import epsilon_spent, total_of
 from dpstream.accounting.errors import DpstreamError
-from dpstream.accounting.figures import duration
-from dpstream.accounting.periods import Room, person_spent
+from dpstream.accounting.periods import Room
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import grids_of
-from dpstream.accounting.strength import limit_weaknesses, weaknesses
+from dpstream.accounting.strength import weaknesses
 from dpstream.pipelines.ask.acceptance import (
     Acceptance,
     Request,
@@ -171,30 +170,6 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
 
 def _request(question: Question, charge: Charge, catalog: Catalog, as_of: str) -> Request:
     return request_for(charge, lambda: identity_of(question, catalog), catalog.secret, as_of)
-
-
-def budget(catalog: Catalog) -> dict[str, Any]:
-    """Return the state of the data set's account: limit, spent, left, number of charges.
-
-    What is left is as `filters.Limit.left` returns it, for a question about all records.  The
-    epsilon that is spent is a promise for charges that were fixed beforehand.
-    """
-    account = read_history(catalog.ledger)
-    unit, (epsilon, delta) = account.created.unit, account.persons_limit()
-    total = account.spent.fullest(account.filters).total
-    spent = epsilon_spent(total, delta)
-    return {
-        "data_set": catalog.ledger.data_set,
-        "unit": catalog.unit.name,
-        "limit": {"epsilon": epsilon, "delta": delta},
-        "spent": {"epsilon": spent, "delta": delta},
-        "used": account.filters.used(total),
-        "period": unit.period and duration(unit.period),
-        "person": person_spent(unit, account.charges, delta),
-        "left": account.filters.left(total),
-        "charges": len(account.charges),
-        "warnings": limit_weaknesses((epsilon, delta)),
-    }
 
 
 def _explained(decided: _Decided, catalog: Catalog) -> Explained:

@@ -107,7 +107,7 @@ def refuse(faults: Sequence[Fault]) -> None:
         raise UsageError(
             f"{where} {first.column}".strip(),
             f"{first.rule}{more}",
-            f"{first.fix}; `dpstream census validate` lists all" if more else first.fix,
+            f"{first.fix}; `dpstream census plan --faults` lists all" if more else first.fix,
         )
 
 

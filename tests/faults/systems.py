@@ -115,7 +115,7 @@ SYSTEMS = {
         _session,
         _ASK,
         (
-            ("session", "plan", *_ASK[2:]), ("session", "budget", "small"),
+            (*_ASK, "--dry-run"), ("session", "budget", "small"),
             ("account", "show", "ledger.db"),
         ),
         before=(("session", "init", "small"),),

@@ -18,11 +18,11 @@ import dpstream
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.account_view import view
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.ask import close_before
 from dpstream.pipelines.session.session import Session
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.explain import budget
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.registration import register
 from dpstream.state import open as stores
@@ -155,7 +155,7 @@ def test_a_question(tmp_path: Path, url: str) -> None:
     assert first.charged and [c.kind for c in charges(url)] == ["sql"]
     again = ask(catalog, text)
     assert not again.charged and again.receipt == first.receipt
-    account = budget(catalog)
+    account = view(catalog.ledger)
     assert account["charges"] == 1 and account["spent"]["epsilon"] > 0
     with pytest.raises(PolicyError, match="dpstream sql --check"):
         ask(catalog, test_registration._TEXT)

@@ -141,7 +141,7 @@ def refuse_table(folder: Path, named: str) -> None:
         raise PolicyError(
             "table.coordinates",
             "holds a table already",
-            f"`dpstream session budget {named}` shows it; change it with add, replace or delete, "
+            f"`dpstream session budget {named}` shows it; change it by `dpstream session change`, "
             "in the data set that it was made with",
         )
 

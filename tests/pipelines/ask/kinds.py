@@ -184,14 +184,14 @@ def _session(rows: str) -> None:
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
-        outcome = typed("session", "delete", "small", "more.csv")
+        outcome = typed("session", "change", "small", "more.csv", "--delete")
         assert outcome.code == 0, outcome.stderr
 
 
 def _session_record(name: str) -> None:
     """A record of a name is added to a session's table."""
     Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
-    outcome = typed("session", "add", "small", "more.csv")
+    outcome = typed("session", "change", "small", "more.csv")
     assert outcome.code == 0, outcome.stderr
 
 

@@ -31,10 +31,10 @@ def of(folder: Path, made: Office, **given: Any) -> tuple[str, Path]:
     return "--project", project(folder, made, **({"secret": secret} | given))
 
 
-def test_validate(made: Office, tmp_path: Path) -> None:
-    right = _run("validate", *of(tmp_path, made))
+def test_faults(made: Office, tmp_path: Path) -> None:
+    right = _run("plan", "--faults", *of(tmp_path, made))
     assert (right.exit_code, right.stdout) == (0, "No fault.\n")
-    listed = _run("validate", *of(tmp_path, made), "--json")
+    listed = _run("plan", "--faults", *of(tmp_path, made), "--json")
     assert printed(listed.stdout) == {"faults": []}
     own = Office(tmp_path / "p", tmp_path / "d")
     for folder, copy in zip(made, own, strict=True):
@@ -43,11 +43,11 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     own.spoil("race-and-ethnicity-codes.txt", lambda lines: [*lines, lines[1]])
     secret = f"file:{made.data.parent / 'noise.secret'}"
     given = of(tmp_path, own, secret=secret)
-    wrong = _run("validate", *given)
+    wrong = _run("plan", "--faults", *given)
     assert wrong.exit_code == 2 and wrong.stdout.count("\n") == 4
     assert "config.json, reader: is not csv" in wrong.stdout
     assert "race-and-ethnicity-codes.txt, row 29, RACE_ETH_CODE: is there before" in wrong.stdout
-    listed = _run("validate", *given, "--json")
+    listed = _run("plan", "--faults", *given, "--json")
     faults = printed(listed.stdout)["faults"]
     assert listed.exit_code == 2 and len(faults) == 3
     assert set(faults[0]) == {"file", "row", "column", "rule", "fix"}
@@ -55,11 +55,11 @@ def test_validate(made: Office, tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "(3 faults)" in refused.stderr
     assert not (tmp_path / "out").exists()
     mixed = of(tmp_path, own, program="h", estimates="combined")
-    assert _run("validate", *mixed).exit_code == 2
+    assert _run("plan", "--faults", *mixed).exit_code == 2
 
 
 @pytest.mark.parametrize(("program", "unit"), [("p", "person"), ("h", "household")])
-@pytest.mark.parametrize("command", ["validate", "plan", "execute"])
+@pytest.mark.parametrize("command", ["plan", "execute"])
 def test_a_data_set_without_a_unit_is_refused_first(
     command: str, program: str, unit: str, tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_execute_persons_and_then_households(made: Office, tmp_path: Path) -> No
     homes = Office(made.parameters, tmp_path / "data")
     shutil.copytree(made.data, homes.data)
     shutil.copytree(tmp_path / "out" / "t1", homes.data / "pop-group-totals.txt")
-    assert _run("validate", *of(tmp_path, homes, program="h")).exit_code == 0
+    assert _run("plan", "--faults", *of(tmp_path, homes, program="h")).exit_code == 0
     # A household is no person: they have an account of their own.
     unlike = of(tmp_path, homes, program="h", limit=(60.0, 1e-9))
     assert _run("execute", *unlike, "--out", tmp_path / "h").exit_code == 3

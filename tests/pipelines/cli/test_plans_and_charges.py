@@ -76,7 +76,7 @@ def session(folder: Path) -> System:
     def narrow() -> None:
         assert call("session", "ask", *words, "0.45").exit_code == 0
 
-    return System(("session", "plan", *words, "0.1"), ask, ask, ask, narrow)
+    return System((*ask, "--dry-run"), ask, ask, ask, narrow)
 
 
 def census(folder: Path) -> System:
@@ -278,7 +278,8 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     words = ("count", "--from", "half", "--epsilon")
     allot = ("session", "allot", *table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
     assert call(*allot).exit_code == 0
-    plan, ask = ("session", "plan", *table, *words), ("session", "ask", *table, *words)
+    ask = ("session", "ask", *table, *words)
+    plan = ("session", "ask", "--dry-run", *table, *words)
     done = call(*plan, "0.15", "--json")
     plan_json = printed(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
@@ -287,5 +288,5 @@ def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     assert call(*ask, "0.15").exit_code == 0
     assert acceptance((*plan, "0.15"))[1]["run_id"]
     same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
-    other = ("session", "plan", *table, "count", "--from", "none", "--epsilon", "0.1")
+    other = ("session", "ask", *table, "count", "--from", "none", "--epsilon", "0.1", "--dry-run")
     assert call(*other).exit_code == 3

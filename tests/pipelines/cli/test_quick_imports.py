@@ -193,7 +193,16 @@ def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) ->
     from tests.pipelines.cli import sessions
 
     table = sessions.loaded(tmp_path)
-    command = ["session", "plan", *table, "--where", "epsilon >= 1", "--epsilon", "0.25"]
+    command = [
+        "session",
+        "ask",
+        *table,
+        "--where",
+        "epsilon >= 1",
+        "--epsilon",
+        "0.25",
+        "--dry-run",
+    ]
     assert NOT_FOR_SESSION_PLANS & (names := loaded(command)) == set()
     assert "dpstream.pipelines.session.plan" in names
     assert is_quick(*command, ratio=1.7)  # 0.45 CPU seconds where NumPy and SciPy take 0.3
@@ -203,7 +212,7 @@ def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> N
     from tests.pipelines.tabulation.office import office, project
 
     given = ["--project", str(project(tmp_path, office(tmp_path)))]
-    for command in (["plan", *given], ["validate", *given]):
+    for command in (["plan", *given], ["plan", *given, "--faults"]):
         names = loaded(["census", *command])
         assert set(TOO_SLOW) & names == set()
         assert {"pyarrow", "dpstream.pipelines.tabulation.inputs"} <= names

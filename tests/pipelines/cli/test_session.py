@@ -1,8 +1,8 @@
 """``dpstream session``: records come and go, ranges are closed, and only the operator is told.
 
-``dpstream session budget|transcript|picture|stand``: what everybody may see.
+``dpstream session budget|picture|stand``: what everybody may see.
 
-``dpstream session ask|plan|allot|select``: what is asked is told once, and paid once.
+``dpstream session ask|allot|select``: what is asked is told once, and paid once.
 
 What the commands of sessions share: budgets, runners, and refusals in words.
 """
@@ -33,7 +33,7 @@ QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
 
 def test_budgets_and_transcripts(tmp_path: Path) -> None:
     table = loaded(tmp_path, QUOTA)
-    assert called("transcript", *table).output == "Nothing was asked yet.\n"
+    assert called("budget", *table, "--transcript").output == "Nothing was asked yet.\n"
     run_id = json_of("ask", *table, "--where", "a < 2 AND epsilon >= 1", "--epsilon", "0.5")[
         "run_id"
     ]
@@ -43,9 +43,9 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
     assert "Quota       analyst: epsilon 1.5 of a point, charged to one at most 0.5" in text
     part = json_of("budget", *table, "--where", "a = 0 AND epsilon = 2")
     assert part["budgets"]["epsilon"]["least_spent"] == 0.5
-    transcript = called("transcript", *table).output
+    transcript = called("budget", *table, "--transcript").output
     assert run_id[:12] in transcript and "question epsilon 0.5: count" in transcript
-    [entry] = json_of("transcript", *table)["entries"]
+    [entry] = json_of("budget", *table, "--transcript")["entries"]
     assert entry["run_id"] == run_id and entry["amount"] == 0.5
 
 
@@ -57,7 +57,7 @@ def test_a_file_with_a_byte_order_mark_gets_its_account(tmp_path: Path) -> None:
     assert called("init", *table).exit_code == 0
     written = (tmp_path / PROJECT_FILE).read_bytes()
     assert written.startswith(mark + text[:20]) and written.count(mark) == 1
-    assert json_of("transcript", *table)["entries"] == []
+    assert json_of("budget", *table, "--transcript")["entries"] == []
 
 
 def test_an_allotment_is_named_in_transcript_and_picture(tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_an_allotment_is_named_in_transcript_and_picture(tmp_path: Path) -> None
         "run_id"
     ]
     json_of("ask", *table, "--from", "half", "--epsilon", "0.25")
-    lines = called("transcript", *table).output
+    lines = called("budget", *table, "--transcript").output
     assert "allotment half epsilon 0.5\n" in lines and "draw on half epsilon 0.25: count\n" in lines
-    made, draw = json_of("transcript", *table)["entries"]
+    made, draw = json_of("budget", *table, "--transcript")["entries"]
     assert (made["name"], draw["name"], draw["allotment"]) == ("half", "half", run_id)
     assert called("picture", *table, "--out", str(page)).exit_code == 0
     assert "allotment half" in page.read_text() and "draw on half: count" in page.read_text()
     (tmp_path / "small.names.json").unlink()
-    assert f"draw on {run_id} epsilon 0.25" in called("transcript", *table).output
+    assert f"draw on {run_id} epsilon 0.25" in called("budget", *table, "--transcript").output
 
 
 def test_pictures(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_standing_queries(tmp_path: Path) -> None:
     first = json_of(*words, "--tick", "one")
     assert json_of(*words, "--tick", "one")["receipt"] == first["receipt"]
     json_of(*words, "--tick", "two")
-    wheres = [entry["where"][0] for entry in json_of("transcript", *table)["entries"]]
+    wheres = [entry["where"][0] for entry in json_of("budget", *table, "--transcript")["entries"]]
     assert wheres == ["b < 2 AND epsilon >= 1", "b >= 2 AND b < 4 AND epsilon >= 1"]
     json_of(*words, "--tick", "three")
     assert "no window" in refused(3, *words, "--tick", "four")
@@ -125,23 +125,25 @@ def test_records_come_and_go(tmp_path: Path) -> None:
     first = json_of("init", *table)
     following = shlex.split(first.pop("next"))
     assert first == {"version": 1, "tidied": True, "warnings": []}
-    assert following == ["dpstream", "session", "plan", "small", "count", "--epsilon", "0.25",
-                         *table[1:]]  # fmt: skip
+    assert following == ["dpstream", "session", "ask", "small", "count", "--epsilon", "0.25",
+                         "--dry-run", *table[1:]]  # fmt: skip
     assert "Can ask     yes" in called(*following[2:]).stdout
     assert "holds a table already" in refused(3, "init", *table)
     more = tmp_path / "more.csv"
     more.write_text("name,a,b,epsilon,rho\nr0,0,1,1.0,0.5\nr9,0,1,1.0,0.5\n")
-    added = called("add", *table, str(more), "--operator")
+    added = called("change", *table, str(more), "--operator")
     done, line = added.stdout.splitlines()  # and nothing about records
     assert done == "Version 2 of the table is in place."
     following = shlex.split(line.removeprefix("Next"))
     assert following[:4] == ["dpstream", "session", "budget", "small"]
     assert called(*following[2:]).exit_code == 0
     assert "8 records, 7 usable; 1 taken" in added.stderr and "1 refused" in added.stderr
-    assert json_of("replace", *table, str(more), "--operator")["operator_only"]["taken"] == 2
+    replaced = json_of("change", *table, str(more), "--replace", "--operator")
+    assert replaced["operator_only"]["taken"] == 2
     gone = tmp_path / "gone.csv"
     gone.write_text("name\nr9\n")
-    assert json_of("delete", *table, str(gone), "--operator")["operator_only"]["records"] == 7
+    deleted = json_of("change", *table, str(gone), "--delete", "--operator")
+    assert deleted["operator_only"]["records"] == 7
 
 
 def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
@@ -162,15 +164,16 @@ def test_nothing_private_is_said(tmp_path: Path) -> None:
         for n in range(40)
     )
     (tmp_path / "small.csv").write_text(rows)
-    outcomes = [called("init", *table), called("add", *table, str(tmp_path / "small.csv"))]
+    outcomes = [called("init", *table), called("change", *table, str(tmp_path / "small.csv"))]
     page = str(tmp_path / "page.html")
     for words in (
         ["ask", *table, "--where", "epsilon >= 1.5", "--epsilon", "0.5", "--by", "a"],
         ["ask", *table, "--where", "b = 'canary'", "--epsilon", "0.5"],
         ["ask", *table, "median(b)", "--where", "epsilon >= 1.5", "--rho", "0.5", "--drop"],
-        ["plan", *table, "--epsilon", "0.5"], ["budget", *table], ["transcript", *table, "--json"],
+        ["ask", *table, "--epsilon", "0.5", "--dry-run"], ["budget", *table],
+        ["budget", *table, "--transcript", "--json"],
         ["select", *table, "rich", "--with-epsilon", "0.5"], ["picture", *table, "--out", page],
-        ["delete", *table, str(tmp_path / "small.csv")], ["budget", *table],
+        ["change", *table, str(tmp_path / "small.csv"), "--delete"], ["budget", *table],
     ):  # fmt: skip
         outcomes.append(called(*words))
     outputs = "".join(result.output for result in outcomes)
@@ -302,11 +305,13 @@ def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> Non
     elsewhere = ("--where", "a >= 4 AND epsilon >= 1.5", "--epsilon", "1.5")
     assert called("ask", *new, "count", *elsewhere).exit_code == 0
     # The old table is refused, and its question's old answer is not taken for one of now.
-    for refused_words in (["plan", *old, *ASK], ["budget", *old], ["ask", *old, *question, "1.25"],
-                          ["add", *old, str(tmp_path / "small.csv")]):  # fmt: skip
+    for refused_words in (
+        ["ask", *old, *ASK, "--dry-run"], ["budget", *old], ["ask", *old, *question, "1.25"],
+        ["change", *old, str(tmp_path / "small.csv")],
+    ):  # fmt: skip
         assert told_refusal(*refused_words)["field"] == "data_set"
     assert len(accounts.charges(tmp_path / "ledger.db")) == len(charges) + 2
-    assert "1.5" in called("transcript", *new).output
+    assert "1.5" in called("budget", *new, "--transcript").output
     for options in ((), ("--json",)):  # every event has its line
         view = CliRunner().invoke(cli, ["account", "show", "small", *new[1:], *options])
         assert view.exit_code == 0 and "widened" in view.output
@@ -504,11 +509,12 @@ def test_a_ticket_is_paid_here(tmp_path: Path) -> None:
 
 def test_a_plan_is_free(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    plan = json_of("plan", *table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2")
+    plan = json_of("ask", *table, "count", "average(b)", *RICH, "--epsilon", "0.5", "--by", "a=2",
+                   "--dry-run")  # fmt: skip
     assert plan["accepted"] and plan["cells"] == 2 and len(plan["errors"]) == 2
-    text = called("plan", *table, "--where", "a < 2", "--epsilon", "0.5").output
+    text = called("ask", *table, "--where", "a < 2", "--epsilon", "0.5", "--dry-run").output
     assert "Refused" in text and "0.25 left where a < 2 AND epsilon >= 0.25" in text
-    assert json_of("transcript", *table) == {"entries": []}
+    assert json_of("budget", *table, "--transcript") == {"entries": []}
 
 
 @pytest.mark.parametrize(
@@ -525,7 +531,7 @@ def test_a_plan_is_free(tmp_path: Path) -> None:
         (["ask", "--epsilon", "1", "--cover", "nothing"], "dimension"),
         (["ask", "--epsilon", "1", "--parallelism", "2"], "--runner"),
         (["ask", "--epsilon", "1", "--runner", "None"], "--runner"),
-        (["plan", "--epsilon", "1", "--where", "a = 'x'"], "where"),
+        (["ask", "--epsilon", "1", "--where", "a = 'x'", "--dry-run"], "where"),
         (["ask", "--epsilon", "1", "--analyst", ""], "--analyst"),
     ],
 )
@@ -533,4 +539,4 @@ def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_pat
     table = loaded(tmp_path)
     text = refused(2, words[0], *table, *words[1:]).splitlines()[-1]
     assert text.startswith("usage: ") and ". Fix: " in text and field in text.split(":")[1], text
-    assert json_of("transcript", *table) == {"entries": []}
+    assert json_of("budget", *table, "--transcript") == {"entries": []}

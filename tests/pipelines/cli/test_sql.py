@@ -127,7 +127,7 @@ def test_the_prompt_of_explain_charges_nothing(tmp_path: Path) -> None:
     assert charges(tmp_path) == []
 
 
-def test_explain_files_and_budget(tmp_path: Path) -> None:
+def test_explain_files(tmp_path: Path) -> None:
     path, queries = data_set(tmp_path), tmp_path / "q.sql"
     text = f"{_TEXT};\nEXPLAIN {dp('COUNT(*) AS c', 'FROM visits')};"
     queries.write_text(text, encoding="utf-8-sig")  # as some editors save it
@@ -139,9 +139,6 @@ def test_explain_files_and_budget(tmp_path: Path) -> None:
     assert charges(tmp_path) == []
     both = _run(path, "-f", queries)
     assert "±" in both.stdout and "Together" in both.stdout and len(charges(tmp_path)) == 1
-    budget = _run(path, "--budget")
-    assert "1 charge\n" in budget.stdout and "Left" in budget.stdout
-    assert json.loads(_run(path, "--budget", "--json").stdout)["charges"] == 1
 
 
 def test_a_mistake_in_a_script_is_told_before_its_first_charge(tmp_path: Path) -> None:

@@ -162,11 +162,12 @@ def test_sql_answers(tmp_path: Path) -> None:
 def test_the_limit_of_an_account(tmp_path: Path) -> None:
     project = ("--project", data_set(tmp_path, epsilon=10))
     ask = (*project, dp(f"page, {COUNTED} AS n"))
-    assert of_json("sql", *ask, "--explain") == of_json("sql", *project, "--budget") == []
+    show = ("account", "show", *project)
+    assert of_json("sql", *ask, "--explain") == of_json(*show) == []
     accounts.set_limit(tmp_path / "ledger.db", (10.0, 0.5))
-    assert len(of_json("sql", *ask, "--explain")) == len(of_json("sql", *project, "--budget")) == 1
-    for args in ((*ask, "--explain"), (*project, "--budget")):
-        assert call("sql", *args).stdout.count(WEAK) == 1
+    assert len(of_json("sql", *ask, "--explain")) == len(of_json(*show)) == 1
+    for args in (("sql", *ask, "--explain"), show):
+        assert call(*args).stdout.count(WEAK) == 1
 
 
 @pytest.mark.parametrize("kind", ["histogram", "count"])
@@ -204,7 +205,7 @@ def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., 
 
 def test_sessions(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    ask = ("session", "plan", *table, "count", "--where", "epsilon >= 1")
+    ask = ("session", "ask", *table, "count", "--where", "epsilon >= 1", "--dry-run")
     assert sessions.json_of("budget", *table)["warnings"] == []
     assert of_json(*ask, "--epsilon", "1") == []
     weak = call(*ask, "--epsilon", "12", "--json")  # refused, and warned of

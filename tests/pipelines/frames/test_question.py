@@ -23,7 +23,8 @@ import dpstream
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.query.calibration import mu_of_query
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.sql.explain import budget, explain
+from dpstream.pipelines.operate.account_view import view
+from dpstream.pipelines.sql.explain import explain
 from dpstream.pipelines.sql.load import load_catalog
 from tests import accounts
 from tests.golden.pinned import check, of_refusals
@@ -420,7 +421,7 @@ def test_figures_are_those_of_the_statement(item: str, tmp_path: Path) -> None:
                        account=account)  # fmt: skip
     again = dpstream.plan("histogram", asking.visits(), unit="uid", key="page", epsilon=2.0,
                           max_keys=12, account=account)  # fmt: skip
-    assert again.answered and again.left == budget(catalog)["left"]
+    assert again.answered and again.left == view(catalog.ledger)["left"]
 
 
 @pytest.mark.parametrize("figure", ["count", "mean"])

@@ -18,7 +18,6 @@ from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.render.account import (
     acceptance_lines,
     accepted_lines,
-    budget_text,
     charge_lines,
     place_lines,
     points_text,
@@ -131,14 +130,14 @@ LEFT = {"epsilon": 1.0, "mu": 0.3, "rho": 0.05, "delta": 4e-6}
 
 def test_what_is_left() -> None:
     figures = ACCOUNT | {
-        "unit": "user", "spent": {"epsilon": 7.0000001, "delta": 1e-5}, "used": 0.51234,
+        "id": "a7", "unit": {"text": "user (string)"}, "entries": [{"seq": 1, "event": "table",
+        "id": "t"}], "spent": {"epsilon": 7.0000001, "delta": 1e-5}, "used": 0.51234,
         "left": LEFT, "warnings": ["weak"],
     }  # fmt: skip
-    assert budget_text(figures).splitlines() == [
-        "Data set    shop, unit user, 1 charge",
-        "Limit       epsilon 8 at delta 1e-05 per unit",
+    assert view_text(figures).splitlines()[4:] == [
         "Spent       51.3% of the limit; epsilon 7.00001 at delta 1e-05 per unit, for charges "
         "fixed beforehand",
+        "Limit       epsilon 8 at delta 1e-05",
         "Left        a plain epsilon 1, Gaussian noise of mu 0.3, or zCDP of rho 0.05; thresholds "
         "of delta 4e-06",
         "Warning     weak",

@@ -13,10 +13,11 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.calibration import expected
 from dpstream.accounting.query.grids import regridded
 from dpstream.pipelines.ask.question import Asking
+from dpstream.pipelines.operate.account_view import view
 from dpstream.pipelines.render.account import accepted_lines
 from dpstream.pipelines.sql import dbapi
 from dpstream.pipelines.sql.ask import ask
-from dpstream.pipelines.sql.explain import as_builtins, budget, explain, explained, split
+from dpstream.pipelines.sql.explain import as_builtins, explain, explained, split
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from tests import accounts
@@ -173,10 +174,10 @@ def test_an_answered_statement_is_free_whatever_the_limit_is_now(tmp_path: Path)
 
 def test_the_account(tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path, epsilon=2.0))
-    before = budget(catalog)
+    before = view(catalog.ledger)
     assert before["spent"]["epsilon"] == 0 and before["charges"] == 0
     ask(catalog, dp(f"page, {COUNTED} AS n"))
-    after = budget(catalog)
+    after = view(catalog.ledger)
     [charge] = charges(tmp_path)
     assert charge.mu is not None and after["charges"] == 1
     assert after["left"]["mu"] < before["left"]["mu"]
