@@ -395,12 +395,17 @@ def ratio(
     return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)
 
 
-KINDS: dict[str, AggregateKind] = {"count": Count(), "sum": Sum(), "mean": Mean(), "units": Units()}
+AGGREGATE_KINDS: dict[str, AggregateKind] = {
+    "count": Count(),
+    "sum": Sum(),
+    "mean": Mean(),
+    "units": Units(),
+}
 
 
 def kind_of(aggregate: Aggregate) -> AggregateKind:
     """Return the class of a column's kind."""
-    return KINDS[aggregate.kind]
+    return AGGREGATE_KINDS[aggregate.kind]
 
 
 def check(aggregate: Aggregate, index: int) -> None:

@@ -95,7 +95,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
     return {
         "plan_hash": plan.hash,
         "guarantee": {
-            "sound": budget.sound,
+            "sound": budget.has_guarantee,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "text": _guarantee_text(plan, budget),
@@ -123,7 +123,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
-        "periods": _periods(plan, budget) if budget.sound else [],
+        "periods": _periods(plan, budget) if budget.has_guarantee else [],
         "periods_rule": _periods_rule(plan, budget),
         "publishing": _publishing(plan),
         "choice": tuned.describe(plan, budget) if tuned else None,
@@ -147,7 +147,7 @@ def _guarantee_text(plan: Plan, budget: Budget) -> str:
     figures = guarantee_pair(budget.epsilon, budget.delta)
     pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
     claim = f"{figures}-differential privacy{pure} of everything published, for {_unit(plan)}"
-    return claim if budget.sound else f"{NOT_SOUND} ({claim})"
+    return claim if budget.has_guarantee else f"{NOT_SOUND} ({claim})"
 
 
 def _delta_gaussian(budget: Budget) -> float:
@@ -301,7 +301,7 @@ def warnings_of(plan: Plan, budget: Budget) -> list[str]:
 
 def lacks_of(plan: Plan, budget: Budget) -> list[str]:
     """Return the same without those of a large epsilon or delta, which a charge warns of."""
-    warnings = [] if budget.sound else [NOT_SOUND]
+    warnings = [] if budget.has_guarantee else [NOT_SOUND]
     selection = _selection(plan, budget)
     if selection and selection["units_for_half_chance_easiest"] > _MANY_UNITS:
         warnings.append(
@@ -309,8 +309,8 @@ def lacks_of(plan: Plan, budget: Budget) -> list[str]:
             "to be selected; with fewer nothing is released at this epsilon"
         )
     if _for_ever(plan):
-        warnings.append(_FOR_EVER + (_over_periods(plan, budget) if budget.sound else ""))
-    if budget.sound:
+        warnings.append(_FOR_EVER + (_over_periods(plan, budget) if budget.has_guarantee else ""))
+    if budget.has_guarantee:
         warnings += _shared_windows(plan)
     return warnings
 
@@ -415,14 +415,14 @@ def promises(plan: Plan, budget: Budget) -> list[Promise]:
     """Return the promise of the plan's family, then that of the other one if the plan could take
     it.
     """
-    other = _other(plan, "blt" if budget.plain else "geometric") if budget.sound else None
+    other = _other(plan, "blt" if budget.plain else "geometric") if budget.has_guarantee else None
     chosen = [_promise(plan, budget, True)]
     return chosen if other is None else [*chosen, _promise(*other, False)]
 
 
 def _promise(plan: Plan, budget: Budget, chosen: bool) -> Promise:
     column = describe(plan, budget)["columns"][0]
-    periods = (plan.timeline.periods or _SHOWN_PERIODS) if budget.sound else 1
+    periods = (plan.timeline.periods or _SHOWN_PERIODS) if budget.has_guarantee else 1
     return Promise(
         "geometric" if budget.plain else "gaussian",
         chosen,

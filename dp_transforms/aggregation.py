@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.state.store import KeyShard
 
 
@@ -53,13 +53,13 @@ def aggregate(
     pair_slots = slots[fresh]
     _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))
     if weights is not None:
-        number = numbers(rows.column("_index" if plan.design.skips else "rank"))[fresh]
+        number = numpy_view(rows.column("_index" if plan.design.skips else "rank"))[fresh]
         # A pair on a key that was published already adds nothing to the selection stream.
         added = np.where(number < 0, 0, weights[number]) if plan.design.skips else weights[number]
         _add_at(states.values[:, -1], pair_slots, added)
     for stream, spec in enumerate(plan.design.streams):
         ones = spec.column is None
-        amounts = np.ones_like(slots) if ones else numbers(rows.column(f"v{stream}"))
+        amounts = np.ones_like(slots) if ones else numpy_view(rows.column(f"v{stream}"))
         _add_at(states.values[:, stream], slots, amounts)
     pair_rows = slice(None) if plan.design.unit_sets != "none" else slice(0)
     return Aggregated(distinct(slots, states.size), pair_slots[pair_rows], marked[pair_rows])
@@ -83,17 +83,17 @@ def _fresh_units(
     units = ids_of(rows.column("unit"))
     chosen = np.arange(len(slots))
     if plan.design.admits_per_key:
-        firsts = np.flatnonzero(numbers(rows.column("rank")) >= 0)
+        firsts = np.flatnonzero(numpy_view(rows.column("rank")) >= 0)
         return firsts, units[firsts]
     sets = plan.design.unit_sets
     if sets == "none":
         return chosen[:0], units[:0]
     stale = None
     if sets == "until selected":
-        stale = states.round[: states.size] > 0
+        stale = states.selected[: states.size] > 0
         chosen = np.flatnonzero(~stale[slots])
     if plan.design.ranked:
-        rank = numbers(rows.column("rank"))
+        rank = numpy_view(rows.column("rank"))
         chosen = chosen[np.argsort(rank[chosen], kind="stable")]
     marked = units[chosen]
     fresh = states.pairs.add(slots[chosen], marked, stale)

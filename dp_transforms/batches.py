@@ -186,7 +186,7 @@ def ids_of(column: pa.Array) -> Ids:
     return words[2 * column.offset : 2 * (column.offset + len(column))].reshape(-1, 2)
 
 
-def numbers(column: pa.Array) -> npt.NDArray[Any]:
+def numpy_view(column: pa.Array) -> npt.NDArray[Any]:
     """Return a numpy view of a fixed-width column without nulls."""
     view: npt.NDArray[Any] = column.to_numpy(zero_copy_only=True)
     return view

@@ -225,7 +225,7 @@ def _enter(plan: Plan, store: Store, shard: int, batch: Batch) -> UnitShard:
     units = store.unit_shard(shard)
     batch.unit = units.intern(batch.ids)
     if plan.timeline.period is not None:
-        units.until[batch.unit] = period_trigger_time(plan.timeline, batch.event_trigger_time)
+        units.period_end[batch.unit] = period_trigger_time(plan.timeline, batch.event_trigger_time)
     return units
 
 

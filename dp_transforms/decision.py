@@ -17,7 +17,7 @@ from dpstream.dp_transforms.batches import (
     admitted_schema,
     ids_of,
     key_fields,
-    numbers,
+    numpy_view,
     value_columns,
 )
 from dpstream.state.arrow import position_ids
@@ -186,9 +186,9 @@ class Batch:
 
     def __init__(self, plan: Plan, records: pa.RecordBatch, least: int = 0) -> None:
         rows, self.least, self.records = records.num_rows, least, records
-        self.stamp = numbers(records.column("stamp"))
-        self.partition = numbers(records.column("partition"))
-        self.offset = numbers(records.column("offset"))
+        self.stamp = numpy_view(records.column("stamp"))
+        self.partition = numpy_view(records.column("partition"))
+        self.offset = numpy_view(records.column("offset"))
         self.ids = ids_of(records.column("unit"))
         named = plan.record_id is not None
         self.digest = values_of(records.column("_digest")) if named else None
@@ -253,8 +253,8 @@ def firsts(rows: Int64, batch: Batch, ids: Ids) -> Int64:
 def event_trigger_times(plan: Plan, records: pa.RecordBatch) -> Int64:
     """Return the global trigger index of each record's event time."""
     if plan.stamp == "event_time":
-        return plan.timeline.trigger_time_of(numbers(records.column("stamp")))
-    trigger_times: Int64 = numbers(records.column("_event_trigger_time"))
+        return plan.timeline.trigger_time_of(numpy_view(records.column("stamp")))
+    trigger_times: Int64 = numpy_view(records.column("_event_trigger_time"))
     return trigger_times
 
 

@@ -35,7 +35,7 @@ from dpstream.dp_transforms.batches import (
     ArrowBatchCoder,
     admitted_schema,
     concat,
-    numbers,
+    numpy_view,
     record_schema,
     split_by_shard,
 )
@@ -141,7 +141,7 @@ def _by_stop(
         batches.clear()
         if once:
             require_once(records)
-        times = np.maximum(1, plan.timeline.trigger_time_of(numbers(records.column("stamp"))))
+        times = np.maximum(1, plan.timeline.trigger_time_of(numpy_view(records.column("stamp"))))
         number = np.minimum(np.searchsorted(np.array(ends), times), len(ends) - 1)
         parts = list(split_by_shard(records, number, len(ends)))
     for stop, part in parts:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import numbers
+from dpstream.dp_transforms.batches import numpy_view
 from dpstream.dp_transforms.run import Run
 from dpstream.state.store import Store
 
@@ -130,7 +130,7 @@ def note_waiting(plan: Plan, store: Store, shard: int, upto: int, waiting: pa.Re
     """
     partitions: tuple[int, ...] | None = None
     if plan.record_id is None or waiting.num_rows == 0:
-        partitions = tuple(np.unique(numbers(waiting.column("partition"))).tolist())
+        partitions = tuple(np.unique(numpy_view(waiting.column("partition"))).tolist())
     note = msgspec.json.encode(_Waiting(upto, partitions)).decode()
     store.set_metadata(_name(shard), note)
 

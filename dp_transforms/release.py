@@ -27,7 +27,7 @@ from dpstream.dp_transforms.batches import (
     concat,
     ids_of,
     key_fields,
-    numbers,
+    numpy_view,
     release_schema,
     shard_release_schema,
 )
@@ -50,7 +50,7 @@ def steps_through(
         since: steps of this trigger time and earlier ones were emitted; they are left out.
     """
     stride = timeline.slide // timeline.trigger_every
-    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
+    window, trigger = numpy_view(rows.column("window")), numpy_view(rows.column("trigger"))
     # Rank of a row's step: by trigger time, then by window.
     step_trigger_time = window.astype(np.int64) * stride + trigger
     width = 1 + (int(window.max()) if len(window) else 0)
@@ -81,7 +81,7 @@ def due_by(
     Args:
         rows: of any kind that have a window and a trigger.
     """
-    window, trigger = numbers(rows.column("window")), numbers(rows.column("trigger"))
+    window, trigger = numpy_view(rows.column("window")), numpy_view(rows.column("trigger"))
     later = window.astype(np.int64) * (timeline.slide // timeline.trigger_every) + trigger > upto
     if not later.any():
         return rows, rows.slice(0, 0)
@@ -153,7 +153,7 @@ def seal(
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     """Return the run id for releases, which marks an insecure or unsound release as such."""
     stamp = "INSECURE-" if identity.insecure else ""
-    sound = calibrated(plan, identity.calibration).budget.sound
+    sound = calibrated(plan, identity.calibration).budget.has_guarantee
     return ("" if sound else "UNSOUND-") + stamp + identity.run_id
 
 

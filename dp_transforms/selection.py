@@ -147,7 +147,7 @@ class NoisyThresholds:
 
 def candidates(plan: Plan, states: KeyShard, slots: Int64) -> Int64:
     """Return the slots to test: more units than mu_count, and not yet selected."""
-    tested = (states.units[slots] > plan.privacy.pre_threshold) & (states.round[slots] == 0)
+    tested = (states.units[slots] > plan.privacy.pre_threshold) & (states.selected[slots] == 0)
     return np.asarray(slots[tested])
 
 

@@ -298,13 +298,13 @@ class Stepper:
                 thresholds = self._thresholds(states, window)
                 passed = select(self.plan, thresholds, states, tested, trigger)
                 newly = tested[passed]
-                states.round[newly] = 1
+                states.selected[newly] = 1
                 predict(self.plan, thresholds, states, tested[~passed], trigger)
             else:
                 wait_for_test(self.plan, states, tested, trigger)
         # Every selected key is due at every publication, data or not: publication follows the
         # public calendar alone.
-        selected = slots[states.round[slots] > 0]
+        selected = slots[states.selected[slots] > 0]
         states.due[selected] = next_publication(self.plan, trigger)
         return (selected if publishes(self.plan, trigger) else newly), newly
 
@@ -342,7 +342,7 @@ class Stepper:
             return _NO_SLOTS
         slots = states.intern(ids, keys.combine_chunks().to_batches()[0])
         slots = slots[~states.done[slots]]
-        states.round[slots] = 1
+        states.selected[slots] = 1
         states.due[slots] = 1
         return slots
 

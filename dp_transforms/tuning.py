@@ -22,7 +22,7 @@ from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.question import CONTRIBUTIONS, Histogram, encoder_matrix
-from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.dp_transforms.decision import event_trigger_times, open_windows
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot, numbered
@@ -95,12 +95,12 @@ class Tally:
 
     def add(self, records: pa.RecordBatch) -> None:
         """Count canonical records whose stamp, too, lies in the first hours; any order."""
-        stamp = numbers(records.column("stamp"))
+        stamp = numpy_view(records.column("stamp"))
         records = records.filter(pa.array(stamp < self._end))
         timeline = self._plan.timeline
         event_trigger_time = event_trigger_times(self._plan, records)
         stamp_trigger_time = np.maximum(
-            1, timeline.trigger_time_of(numbers(records.column("stamp")))
+            1, timeline.trigger_time_of(numpy_view(records.column("stamp")))
         )
         _, windows = open_windows(
             timeline, event_trigger_time, np.maximum(event_trigger_time, stamp_trigger_time)
@@ -132,8 +132,8 @@ class Tally:
         message[:, 0] = (np.uint64(3), np.uint64(0))  # blocks that follow: a fixed length
         message[:, 1] = self._prefix
         message[:, 2] = units
-        message[:, 3, 0] = numbers(records.column("partition")).astype(np.uint64)
-        message[:, 3, 1] = numbers(records.column("offset")).astype(np.uint64)
+        message[:, 3, 0] = numpy_view(records.column("partition")).astype(np.uint64)
+        message[:, 3, 1] = numpy_view(records.column("offset")).astype(np.uint64)
         lengths = np.full(records.num_rows, 4, np.int64)
         return self._sample.mac(message.reshape(-1, 2), lengths)
 
@@ -141,7 +141,7 @@ class Tally:
         """(n, K) cell of each value: labelled by the edge away from 0."""
         cells = np.empty((records.num_rows, len(self._columns)), np.int32)
         for index, (name, mid, edges) in enumerate(self._columns):
-            value = numbers(records.column(name)) + mid
+            value = numpy_view(records.column(name)) + mid
             up = np.searchsorted(edges, value, side="left")
             down = np.searchsorted(edges, value, side="right") - 1
             cells[:, index] = np.where(value >= 0, up, down)

@@ -82,7 +82,7 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
         "slot": slots.astype(np.int32),
         "units": states.units[slots],
         "due": states.due[slots],
-        "round": states.round[slots],
+        "round": states.selected[slots],
     }
     values = states.values[slots]
     return _key_blobs(batch, columns, values, result.pair_slots, result.pair_units)
@@ -125,7 +125,7 @@ def piece_blobs(piece: KeyPiece, slots: Int64) -> tuple[bytes, bytes, bytes]:
         "slot": slots.astype(np.int32),
         "units": piece.units,
         "due": piece.due,
-        "round": piece.round,
+        "round": piece.selected,
         "done": piece.done,
     }
     pair_slots = slots[piece.pair_rows]
@@ -146,7 +146,7 @@ def key_pieces(states: KeyShard) -> Iterator[KeyPiece]:
             states.units[piece],
             states.values[piece],
             states.due[piece],
-            states.round[piece],
+            states.selected[piece],
             states.done[piece],
             slots[first:last] - piece.start,
             units[first:last],
@@ -176,7 +176,7 @@ def replay_keys(
         slots = change.column("slot").to_numpy()
         states.units[slots] = change.column("units").to_numpy()
         states.due[slots] = change.column("due").to_numpy()
-        states.round[slots] = change.column("round").to_numpy()
+        states.selected[slots] = change.column("round").to_numpy()
         for stream in range(states.values.shape[1]):
             states.values[slots, stream] = change.column(f"v{stream}").to_numpy()
         pair = from_bytes(pairs)
@@ -208,7 +208,7 @@ def unit_blobs(
     rows = max(size - first, len(admitted.offset), 1)
     for at in piece_bounds(rows, _PIECE_ROWS):
         named = slice(first + at.start, min(first + at.stop, size))
-        ids, until = units.table.ids[named], units.until[named]
+        ids, until = units.table.ids[named], units.period_end[named]
         counts = units.counts[named] if all_units else None
         blob = ids_blob(ids, until, counts, units.indices[named])
         yield named.stop - len(ids), blob, records_blob(admitted, at)
@@ -268,7 +268,7 @@ def replay_units(units: UnitShard, rows: Sequence[AdmissionRow]) -> None:
         units.decided = trigger_time
         slots = units.intern(id_view(batch.column("unit")))
         if "until" in batch.schema.names:
-            units.until[slots] = batch.column("until").to_numpy()
+            units.period_end[slots] = batch.column("until").to_numpy()
         if "count" in batch.schema.names:
             units.counts[slots] = batch.column("count").to_numpy()
             if "index" in batch.schema.names:

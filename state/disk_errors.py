@@ -273,7 +273,9 @@ def read_failure(files: Iterable[Path | int]) -> OSError | None:
     return None
 
 
-def verdict(damaged: DpstreamError, error: BaseException | None, *files: Path) -> DpstreamError:
+def decode_error(
+    damaged: DpstreamError, error: BaseException | None, *files: Path
+) -> DpstreamError:
     """Return the error for files that a library could not decode.
 
     A library may report a failed read as wrong bytes.  The fix for damage (restore a backup) costs

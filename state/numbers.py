@@ -13,7 +13,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Bool
 
 
-def numbers(values: npt.NDArray[Any], null: Bool | None = None) -> pa.Array:
+def arrow_numbers(values: npt.NDArray[Any], null: Bool | None = None) -> pa.Array:
     """Return numbers (int32, int64 or float64) as Arrow; those of ``null`` are NULL."""
     there = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
     data = pa.py_buffer(np.ascontiguousarray(values))
@@ -31,7 +31,7 @@ def constant(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
     if value == 0:  # of any fixed width
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(32))])[0]
     if isinstance(value, int):
-        return numbers(np.array([value], np.int64))[0].cast(kind)
+        return arrow_numbers(np.array([value], np.int64))[0].cast(kind)
     data = value.encode() if isinstance(value, str) else value
     ends = pa.py_buffer(np.array([0, len(data)], np.int32))
     return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])[0].cast(kind)

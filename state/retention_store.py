@@ -72,7 +72,7 @@ class KeyPiece(NamedTuple):
 
     Attributes (arrays by row):
         keys: key columns and ``_id`` (16 bytes).
-        units, values (n, V), due, round, done: see ``KeyShard``.
+        units, values (n, V), due, selected, done: see ``KeyShard``.
         pair_rows, pair_units: unit pairs of these keys: row of the piece, and (m, 2) ids.
     """
 
@@ -80,7 +80,7 @@ class KeyPiece(NamedTuple):
     units: Int64
     values: Int64
     due: Int32
-    round: Int32
+    selected: Int32
     done: Bool
     pair_rows: Int64
     pair_units: Ids
@@ -95,7 +95,7 @@ class UnitPiece(NamedTuple):
 
     ids: Ids
     counts: Int32
-    until: Int32
+    period_end: Int32
     indices: Int32
 
 
@@ -388,7 +388,7 @@ def take_keys(piece: KeyPiece, rows: Int64) -> KeyPiece:
         piece.units[rows],
         piece.values[rows],
         piece.due[rows],
-        piece.round[rows],
+        piece.selected[rows],
         piece.done[rows],
         place[piece.pair_rows[mine]],
         piece.pair_units[mine],

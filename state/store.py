@@ -85,7 +85,7 @@ class KeyShard:
             count of units stands last.
         due: trigger at which the key must be looked at even without data.
         done: the key has taken step ``committed + 1`` already, in a commit of a part of it.
-        round: 1 once the key is selected, else 0.
+        selected: 1 once the key is selected, else 0.
         keys: Arrow key columns, in the plan's order.
         scratch: caches of the flow (noise paths); lives as long as this object.
     """
@@ -97,7 +97,7 @@ class KeyShard:
         self.units = np.zeros(0, np.int64)
         self.values = np.zeros((0, streams), np.int64)
         self.due = np.zeros(0, np.int32)
-        self.round = np.zeros(0, np.int32)
+        self.selected = np.zeros(0, np.int32)
         self.done = np.zeros(0, np.bool_)
         self.scratch: dict[str, Any] = {}
         self.logged = 0
@@ -160,7 +160,7 @@ class KeyShard:
             [self.values, np.zeros((more, self.values.shape[1]), np.int64)]
         )
         self.due = np.concatenate([self.due, np.full(more, NEVER, np.int32)])
-        self.round = np.concatenate([self.round, np.zeros(more, np.int32)])
+        self.selected = np.concatenate([self.selected, np.zeros(more, np.int32)])
         self.done = np.concatenate([self.done, np.zeros(more, np.bool_)])
 
 
@@ -200,7 +200,7 @@ class UnitShard:
         indices: (n,) those that were the first of their (unit, window, key), where a bound per key
             is kept here (``Admitted.per_key``); else 0.
         keys: admitted records of each (unit, window, key), where a bound per key is kept here.
-        until: (n,) last trigger time at which a record of the unit can be decided (its privacy
+        period_end: (n,) last trigger time at which a record of the unit can be decided (its privacy
             period is closed after it); ``NEVER`` without periods.
     """
 
@@ -211,7 +211,7 @@ class UnitShard:
         self.counts = np.zeros(0, np.int32)
         self.indices = np.zeros(0, np.int32)
         self.keys = KeyCounts()
-        self.until = np.zeros(0, np.int32)
+        self.period_end = np.zeros(0, np.int32)
         self.logged = 0
 
     def intern(self, units: Ids) -> Int64:
@@ -221,7 +221,7 @@ class UnitShard:
             more = max(self.table.size, 2 * len(self.counts)) - len(self.counts)
             self.counts = np.concatenate([self.counts, np.zeros(more, np.int32)])
             self.indices = np.concatenate([self.indices, np.zeros(more, np.int32)])
-            self.until = np.concatenate([self.until, np.full(more, NEVER, np.int32)])
+            self.period_end = np.concatenate([self.period_end, np.full(more, NEVER, np.int32)])
         return slots
 
 

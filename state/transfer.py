@@ -230,13 +230,15 @@ def _copy_units(source: Store, target: Store, shard: int, abandon: Abandon | Non
         if abandon is not None:
             # Units of closed periods are not asked for any more, those of open ones are spent.
             open_rows = np.flatnonzero(
-                (piece.until == NEVER) | (piece.until > abandon.trigger_time)
+                (piece.period_end == NEVER) | (piece.period_end > abandon.trigger_time)
             )
             counts = np.full(len(counts), abandon.limit, np.int32)
         # At the limit no index is taken any more, whatever was.
         for number, rows in _by_shard(piece.ids[open_rows], shards):
             at = open_rows[rows]
-            shard_piece = UnitPiece(piece.ids[at], counts[at], piece.until[at], piece.indices[at])
+            shard_piece = UnitPiece(
+                piece.ids[at], counts[at], piece.period_end[at], piece.indices[at]
+            )
             target.put_units(number, shard_piece)
     if abandon is not None:
         return

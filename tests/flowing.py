@@ -17,7 +17,12 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of, split_by_shard
-from dpstream.dp_transforms.beam.delivery import DeliveredCallback, Outlet, named, resume_point
+from dpstream.dp_transforms.beam.delivery import (
+    DeliveredCallback,
+    Outlet,
+    release_name_row,
+    resume_point,
+)
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
@@ -97,7 +102,7 @@ class Flowing:
             back = isinstance(out, TaggedOutput)
             value = out.value if back else out
             name = value.value if isinstance(value, WindowedValue) else value
-            self.names.append(named(name, not back)[1])
+            self.names.append(release_name_row(name, not back)[1])
             self.held += [name] * back
 
 

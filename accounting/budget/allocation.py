@@ -97,7 +97,6 @@ class StreamNoise(msgspec.Struct, frozen=True):
     Attributes:
         name: ``selection``, ``units`` or the value stream's name.
         encoder: how prefixes are noised.
-        col2: largest squared column norm of the encoder, rounded up.
         sensitivity: L2 sensitivity of the encoded stream for one unit, in grid units.
         share: fraction of mu^2 this stream is charged.
         sigma: sd of one node's noise in grid units, rounded up.
@@ -108,13 +107,17 @@ class StreamNoise(msgspec.Struct, frozen=True):
 
     name: str
     encoder: Encoder
-    col2: float
     sensitivity: float
     share: float
     sigma: float
     scale: float = 0.0
     most: int = 0
     sooner: int = 0
+
+    @property
+    def col2(self) -> float:
+        """The largest squared column norm of the encoder, rounded up."""
+        return self.encoder.strategy.col2
 
     @property
     def strategy_object(self) -> Strategy:
@@ -163,8 +166,8 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
             statistic, ``None`` with public keys.
         weights: (C,) what a unit's pairs add to the weighted count, in 2^-WEIGHT_BITS; ``None``
             without weights.
-        sound: whether the guarantee holds; ``allocate`` gives no other, but a comparison can run
-            with numbers that promise nothing.  Everything that it releases says so.
+        has_guarantee: whether the guarantee holds.  ``allocate`` returns no budget without it, but
+            a comparison can run with one; every release of such a run states it.
     """
 
     epsilon: float
@@ -178,7 +181,7 @@ class Budget(msgspec.Struct, frozen=True, eq=False):
     statistic: Statistic | None
     tau: Int64 | None
     weights: Int64 | None
-    sound: bool = True
+    has_guarantee: bool = True
 
     @property
     def streams(self) -> tuple[StreamNoise, ...]:
@@ -229,7 +232,7 @@ def _stream(plan: Resolved, name: str, value: int | None, share: float, mu: floa
         squared = count**2 * col2 * value**2 * plan.design.inverse_norm2
     sensitivity = math.sqrt(squared) * (1 + _SLACK)
     sigma = sensitivity / (math.sqrt(share) * mu) * (1 + _SLACK)
-    return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
+    return StreamNoise(name, encoder, sensitivity, share, sigma)
 
 
 def _values(plan: Resolved, share: float, mu: float) -> tuple[StreamNoise, ...]:
@@ -411,7 +414,7 @@ def _geometric_stream(
     for strategy in geometric_encoders(steps):
         sensitivity = privacy.contributions * value * strategy.column1
         scale = scale_for(sensitivity, share, privacy.epsilon)
-        given = name, _encoder(strategy), strategy.col2, float(sensitivity), float(share)
+        given = name, _encoder(strategy), float(sensitivity), float(share)
         if once:
             from dpstream.accounting.mechanisms.optimum import truncation
 

@@ -136,7 +136,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         weights=None if budget.weights is None else _packed(budget.weights),
         statistic=None if tested is None else _text_of(tested),
         tau=None if budget.tau is None else _packed(budget.tau),
-        unsound=not budget.sound,
+        unsound=not budget.has_guarantee,
         tests=plan.design.schedule,
         skips=plan.design.skips,
     )
@@ -253,7 +253,6 @@ def _budget(calibration: _Text) -> Budget:
         StreamNoise(
             s.name,
             encoders[s.encoder],
-            s.col2,
             s.sensitivity,
             s.share,
             s.sigma,

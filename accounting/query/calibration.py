@@ -261,7 +261,7 @@ def _gaussian(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> Q
     shares = [each * part.share for part in parts]
     noises = []
     for part, v in zip(parts, shares, strict=True):
-        delta = math.sqrt(part.squared(kappa)) * part.unit * (1 + _SLACK)
+        delta = math.sqrt(part.l2_squared(kappa)) * part.unit * (1 + _SLACK)
         scale = delta / (math.sqrt(v) * mu) * (1 + _SLACK)
         noises.append(PartNoise(part, "gaussian", v, delta, scale))
     selection = None
@@ -289,7 +289,7 @@ def _geometric(plan: QueryPlan, parts: Sequence[QueryPart], reserved: float) -> 
     clamped = {c.name for c in plan.columns if c.kind in ("count", "sum")}
     for part in made:
         share = (1 - reserved) * part.share / total * (1 - _SLACK)
-        most = part.absolute(kappa) * part.unit
+        most = part.l1(kappa) * part.unit
         scale = most / (share * plan.epsilon) * (1 + _SLACK)
         noise = PartNoise(part, "geometric", share, most, scale)
         noises.append(_stairs(noise) if part.column in clamped else noise)

@@ -208,14 +208,14 @@ class QueryPart(msgspec.Struct, frozen=True):
         """Lattice points of a grid unit."""
         return 1 << self.refine
 
-    def squared(self, groups: int) -> float:
+    def l2_squared(self, groups: int) -> float:
         """Return the largest squared L2 effect of a unit in ``groups`` groups, in grid units."""
         square = float(groups * self.most**2)
         if self.norm is not None:
             square = min(square, self.norm**2)
         return square * self.nodes
 
-    def absolute(self, groups: int) -> float:
+    def l1(self, groups: int) -> float:
         """Return the largest L1 effect of a unit in ``groups`` groups, in grid units, rounded
         up.
         """

@@ -127,11 +127,11 @@ def weights_of(
         share: S; shares: V_j of each part, as fractions of mu^2; reserved: what every unit
             may have used before (bounds that the query chose).
     """
-    largest = [part.squared(groups) for part in parts]
+    largest = [part.l2_squared(groups) for part in parts]
     out = []
     for n in range(1, groups + 1):
         terms = zip(parts, shares, largest, strict=True)
-        used = math.fsum(v * (p.squared(n) / most) for p, v, most in terms) * (1 + _SLACK)
+        used = math.fsum(v * (p.l2_squared(n) / most) for p, v, most in terms) * (1 + _SLACK)
         free = max(0.0, 1 - _SLACK - reserved - used) / (share * n)
         out.append(math.floor(math.sqrt(free) * (1 - _SLACK) * (1 << WEIGHT_BITS)))
     return tuple(out)

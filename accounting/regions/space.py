@@ -50,6 +50,10 @@ class _AbstractStruct(msgspec.StructMeta, ABCMeta):
     """The metaclass of a struct with abstract members."""
 
 
+#: Of which initial budget a record has an amount.
+BudgetKind = Literal["epsilon", "rho"]
+
+
 class Dimension(msgspec.Struct, frozen=True, kw_only=True, metaclass=_AbstractStruct):
     """The interface of all dimensions.
 
@@ -314,7 +318,7 @@ class Budget(Dimension, frozen=True, kw_only=True, tag="budget"):
     ``most`` is there.
     """
 
-    kind: Literal["epsilon", "rho"] = "epsilon"
+    kind: BudgetKind = "epsilon"
     most: float | str
     step: int = 1
 

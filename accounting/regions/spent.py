@@ -67,7 +67,7 @@ one region, so that a stream which closes what lies behind it holds one region f
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,7 +93,7 @@ from dpstream.accounting.regions.boxes import (
     volumes,
     without,
 )
-from dpstream.accounting.regions.space import Budget, Space
+from dpstream.accounting.regions.space import Budget, BudgetKind, Space
 
 #: What one point may have spent, beyond all budgets; sums of it stay far from 2^63.
 MOST_SPENT = 1 << 61
@@ -112,7 +112,7 @@ class Spent:
     """
 
     space: Space
-    kind: Literal["epsilon", "rho"]
+    kind: BudgetKind
     boxes: Int64
     amounts: Int64
     cap: int = limits.MAX_REGIONS
@@ -165,9 +165,7 @@ class Spent:
         return np.flatnonzero(mask)
 
 
-def untouched(
-    space: Space, kind: Literal["epsilon", "rho"], cap: int = limits.MAX_REGIONS
-) -> Spent:
+def untouched(space: Space, kind: BudgetKind, cap: int = limits.MAX_REGIONS) -> Spent:
     """Return the state in which nothing is spent anywhere.
 
     Raises:
@@ -177,9 +175,7 @@ def untouched(
     return Spent(space, kind, stacked([space.everything]), np.zeros(1, np.int64), cap)
 
 
-def restored(
-    space: Space, kind: Literal["epsilon", "rho"], boxes: Any, amounts: Any, cap: int
-) -> Spent:
+def restored(space: Space, kind: BudgetKind, boxes: Any, amounts: Any, cap: int) -> Spent:
     """Return a state from its stored arrays.
 
     Raises:
@@ -190,20 +186,19 @@ def restored(
     space.budget_place(kind)
     regions, spent = np.array(boxes), np.array(amounts)
     integral = regions.dtype == spent.dtype == np.int64
-    if not integral or regions.shape != (len(spent), len(space.dimensions), 2) or len(spent) > cap:
-        raise _broken("must be whole numbers for each box and dimension, no more than the cap")
-    if ((spent < 0) | (spent > MOST_SPENT)).any():
-        raise _broken("must have amounts of 0 or more that are not beyond all budgets")
+    shaped = regions.shape == (len(spent), len(space.dimensions), 2) and len(spent) <= cap
+    if not (integral and shaped and ((spent >= 0) & (spent <= MOST_SPENT)).all()):
+        raise _not_a_state()
     low, high = regions[:, :, 0], regions[:, :, 1]
-    if ((low < 0) | (low >= high) | (high > space.sizes)).any():
-        raise _broken("must have boxes of the space, none of them empty or inverted")
+    inside = (low >= 0) & (low < high) & (high <= space.sizes)
     regions = stacked([regions])
-    if points(regions) != points(space.everything) or not disjoint(regions):
-        raise _broken("must fill the space, each point once")
+    if not inside.all() or points(regions) != points(space.everything) or not disjoint(regions):
+        raise _not_a_state()
     return Spent(space, kind, regions, spent, cap)
 
 
-def _broken(rule: str) -> PolicyError:
+def _not_a_state() -> PolicyError:
+    rule = "must be boxes that fill the space, each point once, and an amount of each box"
     return PolicyError("spent budget", rule, "replay the account from its first entry")
 
 

@@ -46,7 +46,7 @@ from dpstream.accounting.query.parts import LEAVES, cells_of
 from dpstream.accounting.query.plan import MAX_QUANTILES, QueryColumn
 from dpstream.accounting.regions.amounts import check_amount
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
-from dpstream.accounting.regions.space import Category, Dimension, Integer, Real, Space
+from dpstream.accounting.regions.space import BudgetKind, Category, Dimension, Integer, Real, Space
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -246,7 +246,6 @@ def line_of(dimension: Dimension) -> Line:
     return line
 
 
-Kind = Literal["epsilon", "rho"]
 What = Literal["count", "sum", "average", "quantiles"]
 #: What stands behind a figure's name for its sd and the ends of its interval.
 PARTS = ("_sd", "_low", "_high")
@@ -383,7 +382,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         aggregates: what is asked of each cell; cells: the partition, one cell by default.
     """
 
-    kind: Kind
+    kind: BudgetKind
     amount: int
     aggregates: tuple[Aggregate, ...] = (COUNT,)
     cells: Cells = Cells()

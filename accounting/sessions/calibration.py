@@ -34,11 +34,10 @@ from dpstream.accounting.query.calibration import PartNoise, half_width
 from dpstream.accounting.query.parts import QueryPart, half_of, parts_of, rank_factor
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.space import Space
+from dpstream.accounting.regions.space import BudgetKind, Space
 from dpstream.accounting.sessions.aggregates import (
     Aggregate,
     Cells,
-    Kind,
     Line,
     Question,
     Ranges,
@@ -117,7 +116,11 @@ def _ranges(space: Space, cells: Cells, boxes: Int64, aggregate: Aggregate) -> R
 
 @functools.lru_cache(maxsize=4096)  # every question is calibrated several times
 def _measure(
-    aggregate: Aggregate, line: Line | None, bounds: tuple[int, int], kind: Kind, amount: Fraction
+    aggregate: Aggregate,
+    line: Line | None,
+    bounds: tuple[int, int],
+    kind: BudgetKind,
+    amount: Fraction,
 ) -> Measure:
     column = _column(aggregate, line, *bounds)
     # Budget and mechanism of this plan are not used: only its parts are.
@@ -158,7 +161,7 @@ def _column(aggregate: Aggregate, line: Line | None, low: int, high: int) -> Que
     return tree_column(name, low, high, aggregate.at)
 
 
-def scale_of(kind: Kind, part: QueryPart, amount: Fraction) -> float:
+def scale_of(kind: BudgetKind, part: QueryPart, amount: Fraction) -> float:
     """Return the scale of geometric noise, or sd of Gaussian noise, that costs at most ``amount``.
 
     Args:

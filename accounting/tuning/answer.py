@@ -326,7 +326,7 @@ class Tuned(msgspec.Struct, frozen=True):
         total = None
         if budget.plain:
             total = (budget.epsilon + self.epsilon) * (1 + 1e-12)
-        elif budget.sound and delta > thresholds:
+        elif budget.has_guarantee and delta > thresholds:
             total = epsilon_of(mu, (delta - thresholds) * (1 - 1e-12))
         words = (
             f"contributions{self._bounds_text()} chosen from the first {self.first} of this "

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.dp_transforms.batches import concat, numbers
+from dpstream.dp_transforms.batches import concat, numpy_view
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import ToShards
 from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
@@ -76,8 +76,8 @@ class Delivered(beam.PTransform):
         to_shards = beam.ParDo(ToShards(1, NAMES)).with_output_types(typed)
         return (
             (
-                written | "Written" >> beam.Map(named, True).with_output_types(typed),
-                withheld | "Withheld" >> beam.Map(named, False).with_output_types(typed),
+                written | "Written" >> beam.Map(release_name_row, True).with_output_types(typed),
+                withheld | "Withheld" >> beam.Map(release_name_row, False).with_output_types(typed),
                 refused | "Refused" >> nothing,
                 clock_ticks | "ClockTicks" >> to_shards,
             )
@@ -97,7 +97,7 @@ def _nothing(element: Any) -> tuple[()]:
     return ()
 
 
-def named(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
+def release_name_row(name: Name, written: bool) -> tuple[int, pa.RecordBatch]:
     """Return (shard, row) of a release's name: written, or withheld."""
     columns = [*(pa.array([number], pa.int32()) for number in name), pa.array([written])]
     return 0, pa.RecordBatch.from_arrays(columns, schema=NAMES)
@@ -156,7 +156,7 @@ def missing(
 
 
 def _names(names: pa.RecordBatch) -> set[Name]:
-    window, trigger = (numbers(names.column(name)).tolist() for name in ("window", "trigger"))
+    window, trigger = (numpy_view(names.column(name)).tolist() for name in ("window", "trigger"))
     return set(zip(window, trigger, strict=True))
 
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.limits import MAX_KEY_BYTES
-from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, constant, mask, mask_of, valid_of, values_of
 
 _INT_TEXT = r"^[+-]?[0-9]{1,19}$"
 _FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"
@@ -84,7 +84,7 @@ def identity(
 
     Args:
         column: rows in any Arrow layout.
-        declared: one of ``ids.KINDS``.
+        declared: one of ``ids.ID_KINDS``.
         nulls: NULL is a value of its own: such rows are good and stay null.
 
     Returns:
@@ -128,18 +128,18 @@ def _dates(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_date32(column.type):
         return _fill_bits(column), valid_of(column)
     if not pa.types.is_date64(column.type):
-        return numbers(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
+        return arrow_numbers(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
     ok = valid_of(column)
     millis = values_of(_fill_bits(column).view(pa.int64()))
     days = millis // _MILLIS_PER_DAY
     ok &= (days * _MILLIS_PER_DAY == millis) & (days == days.astype(np.int32))
-    return numbers(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
+    return arrow_numbers(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
 
 
 def _instants(column: pa.Array) -> tuple[pa.Array, Bool]:
     """The same ticks as UTC: a zone only says how an instant is shown."""
     if not pa.types.is_timestamp(column.type):
-        zeros = numbers(np.zeros(len(column), np.int64))
+        zeros = arrow_numbers(np.zeros(len(column), np.int64))
         return zeros.view(pa.timestamp("us", "UTC")), _never(column)
     utc = pa.timestamp(column.type.unit, "UTC")
     return _fill_bits(column.view(utc)), valid_of(column)
@@ -150,7 +150,9 @@ def _decimals(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_integer(kind):
         return _fill_bits(column).cast(pa.decimal128(20, 0)), valid_of(column)
     if not pa.types.is_decimal(kind):
-        return numbers(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(column)
+        return arrow_numbers(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(
+            column
+        )
     if kind.bit_width < 128:
         column = column.cast(pa.decimal128(kind.precision, kind.scale))
     return _fill_bits(column), valid_of(column)
@@ -214,7 +216,7 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
         values = np.zeros(len(column), np.int64)
         wide = _fill(column, ok, "0")
         values, fits = _parse_int(wide)
-        return numbers(values), ok & fits
+        return arrow_numbers(values), ok & fits
     if pa.types.is_integer(kind):
         ok = valid_of(column)
         if kind == pa.uint64():
@@ -224,7 +226,7 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
         floats = _floats(column.cast(pa.float64()))
         ok = np.isfinite(floats) & (np.abs(floats) < _EXACT_FLOAT)
         ok &= floats == np.floor(np.where(ok, floats, 0.5))
-        return numbers(np.where(ok, floats, 0).astype(np.int64)), ok
+        return arrow_numbers(np.where(ok, floats, 0).astype(np.int64)), ok
     return _none(column, pa.int64(), 0)
 
 

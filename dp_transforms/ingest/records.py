@@ -35,7 +35,7 @@ from dpstream.dp_transforms.batches import (
     OFFSET,
     PARTITION,
     ROWS,
-    numbers,
+    numpy_view,
     record_schema,
 )
 from dpstream.dp_transforms.beam.workers import Threads, Workers
@@ -385,7 +385,7 @@ def require_once(records: pa.RecordBatch) -> None:
     Raises:
         UsageError: two records have the same position.
     """
-    if repeats(numbers(records.column("partition")), numbers(records.column("offset"))):
+    if repeats(numpy_view(records.column("partition")), numpy_view(records.column("offset"))):
         raise UsageError(
             "records",
             "have rows that share a position, all but one of which would be lost",

@@ -51,7 +51,7 @@ class Row(NamedTuple):
     cells: tuple[int, ...]
 
 
-class Output(NamedTuple):
+class PublishedTable(NamedTuple):
     """A table as it is published.
 
     Attributes:
@@ -76,18 +76,20 @@ class Text(NamedTuple):
     margins: bytes
 
 
-def outputs(table: Table) -> tuple[Output, ...]:
+def outputs(table: Table) -> tuple[PublishedTable, ...]:
     """Return the published outputs of a table."""
     details = range(len(table.details))
     if not table.data_cells:
         total = [Row((), tuple(range(detail.size))) for detail in table.details]
         return (
-            Output("t1", (), {d: (total[d],) for d in details}),
-            Output("t2", AGE_COLUMNS, {d: _ages(table.details[d].size) for d in details if d}),
+            PublishedTable("t1", (), {d: (total[d],) for d in details}),
+            PublishedTable(
+                "t2", AGE_COLUMNS, {d: _ages(table.details[d].size) for d in details if d}
+            ),
         )
     number = table.name.removeprefix("t")
     return tuple(
-        Output(
+        PublishedTable(
             f"{table.name}/T0{number}00{d + 1}",
             (f"{table.name.upper()}_DATA_CELL",),
             {d: tuple(Row((str(cell),), cells) for cell, cells in table.published(d))},
@@ -111,7 +113,7 @@ def _ages(size: int) -> tuple[Row, ...]:
 
 
 def released(
-    level: LevelDomain, output: Output, parts: Sequence[Measured], parameters: Parameters
+    level: LevelDomain, output: PublishedTable, parts: Sequence[Measured], parameters: Parameters
 ) -> Text:
     """Return the text of a shard's part of a table: the header, then groups in public order."""
     groups, labels, counts = list[Int64](), list[Int64](), list[Int64]()
@@ -142,7 +144,7 @@ def released(
 
 
 def _unsuppressed(
-    level: LevelDomain, output: Output, part: Measured, parameters: Parameters
+    level: LevelDomain, output: PublishedTable, part: Measured, parameters: Parameters
 ) -> Measured:
     """What is measured, without suppressed groups."""
     chance = parameters.zero_suppression

@@ -38,6 +38,7 @@ from dpstream.pipelines.cli.workload import (
 from dpstream.pipelines.render.layout import page
 
 if TYPE_CHECKING:
+    from dpstream.accounting.strategies.cells.strategy import CellStrategy
     from dpstream.accounting.workloads.workload import Workload
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.workload.execute import Choice, Done, Order, Request
@@ -161,14 +162,18 @@ def answer(
     if release is not None:
         _from(query_set, release, out, nonnegative, covariance, as_json)
         return
-    from dpstream.pipelines.workload.execute import Choice, by_choice, requested
+    from dpstream.pipelines.workload.execute import Choice, Order, by_choice, requested
     from dpstream.pipelines.workload.planning import folder_of
 
     loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
     place = None if out is None else out.absolute()
     stored = over_time or runner != "DirectRunner" or bool(ctx.args)
-    given = (place or Path(), over_time, form, nonnegative, runner, ctx.args, fresh)
-    options = mechanism, strategy, objective, tables, stored, given
+
+    def order_of(measured: "CellStrategy") -> Order:
+        written = place or Path(), over_time, form, nonnegative
+        return Order(query_set, loaded, measured, *written, runner, ctx.args, fresh)
+
+    options = mechanism, strategy, objective, tables, stored, order_of
     request = requested(query_set, loaded, folder_of(cache), *options)
     if request.mechanism == "geometric":
         check_geometric(strategy, objective)

@@ -203,7 +203,7 @@ def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
     return [(file.name, file.size, file.changed) for file in manifest(job)]
 
 
-def named(file: SourceFile) -> str:
+def file_in_words(file: SourceFile) -> str:
     """Return a file in words, without its name, which may be somebody's."""
     return f"file {file.partition} of the manifest"
 

@@ -85,7 +85,7 @@ def with_query(records: Any, job: Job) -> Any:
     return records | "Query" >> asking.with_output_types(pa.RecordBatch)
 
 
-def queried(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def apply_query(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same without Beam."""
     if job.source.query is None:
         yield from batches
@@ -121,7 +121,7 @@ def with_cells(records: Any, job: Job) -> Any:
     return records | "Cells" >> mapping
 
 
-def in_cells(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def add_cells(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same without Beam."""
     for batch in batches:
         yield batch if job.cells is None else job.cells.domain.of(batch)

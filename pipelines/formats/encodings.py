@@ -34,7 +34,7 @@ from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.places import RELEASE_KINDS, matching_in
 from dpstream.pipelines.formats.texts import split
-from dpstream.state.disk_errors import file_errors, verdict
+from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.durable import sweep
 
 #: What a formula begins with; full-width forms count in some locales.
@@ -348,7 +348,7 @@ def _unreadable(name: str, error: Exception, *files: Path) -> DpstreamError:
         "is damaged",
         "restore the file, or remove it and run the job again on the same state",
     )
-    return verdict(damaged, error, *files)
+    return decode_error(damaged, error, *files)
 
 
 def _read_parquet(files: list[Path], schema: pa.Schema | None) -> pa.Table:

@@ -35,7 +35,7 @@ from dpstream.accounting.query.plan import (
 )
 from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.pipelines.formats.receipt import LABELS, table_bytes
-from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
+from dpstream.pipelines.frames.table import check_numbers, columns_of, id_kind_of
 from dpstream.state.ledger.events import Charge, ChargeKind
 
 #: Keys of one unit that count, and rows of each, where too few units have any to choose by: public
@@ -162,13 +162,13 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
     if request.kind in ("sum", "mean"):
         named["value"] = [request.value]
     columns = columns_of(data, {argument: names for argument, names in named.items() if names})
-    unit_kind = kind_of("unit", columns[request.unit].type)
+    unit_kind = id_kind_of("unit", columns[request.unit].type)
     unit_type = _UNITS.get(unit_kind)
     if unit_type is None:
         raise UsageError(
             "unit", f"is a column of {unit_kind}s", "name text, whole numbers, booleans or bytes"
         )
-    kinds = [kind_of("key", columns[name].type) for name in key]
+    kinds = [id_kind_of("key", columns[name].type) for name in key]
     value = request.value if request.kind in ("sum", "mean") else None
     if value is not None:
         check_numbers("value", columns[value].type)

@@ -68,15 +68,15 @@ def without_rows(data: Any) -> Any:
         return data  # what asks about it says why it is no table
 
 
-def kind_of(argument: str, kind: pa.DataType) -> str:
-    """Return the kind of ids (``noise.ids.KINDS``) for the Arrow type of a unit or key.
+def id_kind_of(argument: str, kind: pa.DataType) -> str:
+    """Return the kind of ids (``noise.ids.ID_KINDS``) for the Arrow type of a unit or key.
 
     Raises:
         UsageError: values of this type cannot be ids.
     """
     types = pa.types
     if types.is_dictionary(kind):
-        return kind_of(argument, kind.value_type)
+        return id_kind_of(argument, kind.value_type)
     tests = {
         "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
         "bytes": (

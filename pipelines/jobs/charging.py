@@ -228,7 +228,7 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
         PolicyError: the run was begun with parameters that give no guarantee.
     """
     plan = job.plan
-    if not budget.sound and job.ledger is not None:
+    if not budget.has_guarantee and job.ledger is not None:
         raise PolicyError(
             "account", "a mechanism without a guarantee cannot be charged", "use another store"
         )

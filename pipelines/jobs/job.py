@@ -31,7 +31,7 @@ from dpstream.pipelines.project.job_section import (
     SinkTarget,
 )
 from dpstream.pipelines.project.project import Project, account_of, load_project, secret_of
-from dpstream.pipelines.project.sections import Section, TableSection, UnitSection
+from dpstream.pipelines.project.sections import RecordIdColumn, Section, TableSection, UnitSection
 from dpstream.pipelines.project.source import (
     GIVEN_COLUMNS,
     MESSAGE_ID,
@@ -387,11 +387,13 @@ def _refuse_both(source: Source, keys: str | None, folder: Path) -> None:
         refuse_both({"table.path": own}, files)
 
 
-def _record_id(given: str | Field | None, source: Source) -> Field | None:
+def _record_id(given: str | RecordIdColumn | None, source: Source) -> Field | None:
     """Return the record id; Pub/Sub needs one, because a message has no fixed position."""
     if given is None:
         return Field(MESSAGE_ID) if source.kind == "pubsub" else None
-    return Field(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return Field(given)
+    return given.field("table.record_id", "string", "int", "bytes")
 
 
 def _remember(text: str | None) -> Literal["run", "never"] | int | None:

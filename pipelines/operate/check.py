@@ -34,7 +34,7 @@ from dpstream.dp_transforms.ingest.records import (
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
-from dpstream.pipelines.connectors.query import in_cells, queried
+from dpstream.pipelines.connectors.query import add_cells, apply_query
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.formats.rows import CORRECT_FILES, FAULTS, Reason
 from dpstream.pipelines.jobs.job import Job
@@ -123,7 +123,7 @@ def check_source(
     key = SecretSource(None, insecure_test_secret=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
     tally, untimed, largest = reading.tally, 0, _LargestKey(plan)
-    for batch in in_cells(job, queried(job, reading.batches())):
+    for batch in add_cells(job, apply_query(job, reading.batches())):
         records, dead = canonical(batch)
         rows, usable = rows + batch.num_rows, usable + records.num_rows
         largest.add(records)

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field, FieldType
+from dpstream.accounting.regions.space import BudgetKind
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +69,29 @@ class TimeColumn(Section, frozen=True):
     type: Literal["micros"] | None = None
 
 
+class RecordIdColumn(Section, frozen=True):
+    """``record_id`` with the type of its values."""
+
+    column: str
+    type: str = "string"
+
+    def field(self, where: str, *types: FieldType) -> Field:
+        """Return the column with its type.
+
+        Args:
+            where: the place of ``record_id`` in the project file.
+            types: those that can name a record of this table.
+
+        Raises:
+            UsageError: it has another type.
+        """
+        for kind in types:
+            if self.type == kind:
+                return Field(self.column, kind)
+        fix = f"choose from {', '.join(map(repr, types))}"
+        raise UsageError(f"{where}.type", "is not one of the choices", fix)
+
+
 class Via(Section, frozen=True):
     """``unit_via``: the table that has the rows' unit, and pairs of (column, key column of it)."""
 
@@ -87,7 +112,7 @@ class DimensionSection(Section, frozen=True):
     grid: float | str | None = None
     missing: Literal["point", "refuse"] | None = None
     values: tuple[str, ...] | None = None
-    kind: Literal["epsilon", "rho"] | None = None
+    kind: BudgetKind | None = None
     most: float | None = None
     value: float | None = None
 
@@ -162,7 +187,7 @@ class TableSection(Section, frozen=True):
     unit_column: str | None = None
     unit_via: Via | None = None
     time_column: str | TimeColumn | None = None
-    record_id: str | Field | None = None
+    record_id: str | RecordIdColumn | None = None
     key_columns: tuple[str, ...] = ()
     dimension: dict[str, DimensionSection] = {}
     coordinates: Place | None = None

@@ -25,7 +25,7 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import admitted_schema, key_fields, numbers, value_columns
+from dpstream.dp_transforms.batches import admitted_schema, key_fields, numpy_view, value_columns
 from dpstream.dp_transforms.decision import Batch, expand, open_windows
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
@@ -99,7 +99,7 @@ def _totals(job: Job, upto: Int64) -> pa.Table:
     held, rows, limit = [_no_totals(plan, groups)], 0, _HELD_ROWS
     for every in _pairs(job):
         pairs = every.filter(pc.less(every["window"], len(upto)))
-        open_ = pc.less_equal(pairs["trigger"], pa.array(upto[numbers(pairs["window"])]))
+        open_ = pc.less_equal(pairs["trigger"], pa.array(upto[numpy_view(pairs["window"])]))
         ones = pa.array(np.ones(pairs.num_rows, np.int64))
         part = pa.Table.from_batches([pairs]).append_column("_n", ones).filter(open_)
         part = part.rename_columns({name: f"_{name}" for name in value_columns(plan)})

@@ -486,5 +486,5 @@ def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
         flag = argument.lstrip("-").partition("=")[0]
         if argument.startswith("--") and flag not in known_flags:
             dashed = [f"--{name}" for name in known_flags]
-            fix = nearest(f"--{flag}", dashed) or "leave it out"
-            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix.rstrip("? "))
+            fix = f"{nearest(f'--{flag}', dashed)}correct it, or leave it out"
+            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix)

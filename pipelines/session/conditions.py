@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import club, cut, overlapped, stacked, taken, without
 from dpstream.accounting.regions.space import (
     Budget,
+    BudgetKind,
     Category,
     Dimension,
     Integer,
@@ -36,7 +37,6 @@ from dpstream.accounting.regions.space import (
 )
 from dpstream.accounting.regions.spent import Spent
 
-Kind = Literal["epsilon", "rho"]
 #: Whole numbers from low to before high; together in order, with gaps between them.
 Ranges = tuple[tuple[int, int], ...]
 #: Boxes of a condition on the way to its answer, and the most that one of two sides may have where
@@ -51,7 +51,7 @@ class Views(Protocol):
     (`state.ledger.regions.Views`).
     """
 
-    def spent(self, kind: Kind) -> Spent:
+    def spent(self, kind: BudgetKind) -> Spent:
         """Return the spent budget of every point."""
 
 
@@ -68,7 +68,7 @@ class Level(NamedTuple):
     What is left of its initial budget is never below 0.
     """
 
-    kind: Kind
+    kind: BudgetKind
     left: bool
     ranges: Ranges
 
@@ -88,13 +88,13 @@ class AnyOf(NamedTuple):
 Condition = Within | Level | AllOf | AnyOf
 
 
-def kinds_in(condition: Condition) -> frozenset[Kind]:
+def kinds_in(condition: Condition) -> frozenset[BudgetKind]:
     """Return the kinds of budget whose consumption a condition depends on."""
     if isinstance(condition, Level):
         return frozenset({condition.kind})
     if isinstance(condition, Within):
         return frozenset()
-    return frozenset[Kind]().union(*map(kinds_in, condition.parts))
+    return frozenset[BudgetKind]().union(*map(kinds_in, condition.parts))
 
 
 def canonical(condition: Condition) -> str:

@@ -281,11 +281,7 @@ def _record_id(where: str, section: TableSection) -> Field | None:
     record_id = section.record_id
     if record_id is None or isinstance(record_id, str):
         return None if record_id is None else Field(record_id)
-    if record_id.type not in ("string", "int"):
-        raise UsageError(
-            f"{where}.record_id.type", "is not one of the choices", "choose from 'string', 'int'"
-        )
-    return record_id
+    return record_id.field(f"{where}.record_id", "string", "int")
 
 
 def kind_of(path: str, field: str) -> str:

@@ -21,11 +21,11 @@ from dpstream.accounting.figures import second_text
 from dpstream.accounting.regions.amounts import CLOSED as CLOSED_AMOUNT
 from dpstream.accounting.regions.amounts import MICRO
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken, volumes
-from dpstream.accounting.regions.space import Budget, Space
+from dpstream.accounting.regions.space import Budget, BudgetKind, Space
 from dpstream.accounting.regions.spent import Spent, charge, untouched
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.pipelines.session import names, sentences
-from dpstream.pipelines.session.conditions import Kind, nonempty
+from dpstream.pipelines.session.conditions import nonempty
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.receipt import header_of, is_answer
 from dpstream.pipelines.session.selection import Selection
@@ -221,7 +221,7 @@ class Moment(NamedTuple):
 
 
 def over_time(
-    table: SessionTable, kind: Kind, history: list[tuple[str, RegionCharge]]
+    table: SessionTable, kind: BudgetKind, history: list[tuple[str, RegionCharge]]
 ) -> list[Moment]:
     """Return the states of the account for one kind of budget, one after each of its entries."""
     spent = untouched(table.space, kind, table.cap)
@@ -237,7 +237,7 @@ def over_time(
     return moments
 
 
-def kinds(space: Space) -> list[Kind]:
+def kinds(space: Space) -> list[BudgetKind]:
     """Return the kinds of budget that records have."""
     return [d.kind for d in space.dimensions if isinstance(d, Budget)]
 

@@ -22,13 +22,20 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import human, moment_of
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.space import Budget, Category, Dimension, Space, Timestamp
+from dpstream.accounting.regions.space import (
+    Budget,
+    BudgetKind,
+    Category,
+    Dimension,
+    Space,
+    Timestamp,
+)
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.charts import Picture, picture_fields
 from dpstream.pipelines.render.page import document, mark_of, write_own
 from dpstream.pipelines.session import sentences
-from dpstream.pipelines.session.conditions import Kind, nonempty
+from dpstream.pipelines.session.conditions import nonempty
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.overview import (
     HeatMap,
@@ -328,7 +335,7 @@ def context(open_table: OpenTable, chosen: Chosen) -> dict[str, Any]:
 
 
 def _kind(
-    open_table: OpenTable, kind: Kind, budget: dict[str, Any], chosen: Chosen
+    open_table: OpenTable, kind: BudgetKind, budget: dict[str, Any], chosen: Chosen
 ) -> dict[str, Any]:
     spent = open_table.account.spent(kind)
     maps = [

@@ -38,7 +38,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError, closest
 from dpstream.accounting.limits import MAX_QUERY_BOXES
 from dpstream.accounting.regions.boxes import cut, overlapped, stacked, taken
-from dpstream.accounting.regions.space import Category, Dimension, Space, Timestamp
+from dpstream.accounting.regions.space import BudgetKind, Category, Dimension, Space, Timestamp
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.conditions import (
     FAR,
@@ -47,7 +47,6 @@ from dpstream.pipelines.session.conditions import (
     AllOf,
     AnyOf,
     Condition,
-    Kind,
     Level,
     Ranges,
     Value,
@@ -69,7 +68,7 @@ from dpstream.pipelines.statements.forms import SIGNS
 MAX_CHARACTERS, MAX_TOKENS, MAX_DEPTH, MAX_DIGITS = 200_000, 20_000, 50, 60
 #: Not that of a database: what a predicate is made of is the same in all, and loads faster.
 _DIALECT = Dialect()
-_LEVELS: dict[str, tuple[Kind, bool]] = {
+_LEVELS: dict[str, tuple[BudgetKind, bool]] = {
     "consumed_epsilon": ("epsilon", False),
     "consumed_rho": ("rho", False),
     "remaining_epsilon": ("epsilon", True),
@@ -135,7 +134,7 @@ class Predicate(NamedTuple):
         return predicate
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[BudgetKind]:
         """The kinds of budget whose consumption the predicate depends on."""
         return kinds_in(self.condition)
 
@@ -301,7 +300,7 @@ class _Reader:
             place, ((dimension.values, dimension.size),) if true else ((0, dimension.values),)
         )
 
-    def _level(self, column: exp.Column) -> tuple[Kind, bool] | None:
+    def _level(self, column: exp.Column) -> tuple[BudgetKind, bool] | None:
         if column.this.args.get("quoted"):
             return None
         level = _LEVELS.get(column.name.lower())

@@ -22,13 +22,13 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.limits import MAX_CELLS
 from dpstream.accounting.regions.amounts import MICRO, Number, charge_of
+from dpstream.accounting.regions.space import BudgetKind
 from dpstream.accounting.sessions import aggregates as figures
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
     Axis,
     Cells,
-    Kind,
     Question,
     along,
 )
@@ -200,7 +200,7 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind | None = None,
+        kind: BudgetKind | None = None,
         **how: Any,
     ) -> Answer:
         """Return any figures of any cells for one budget.
@@ -218,7 +218,7 @@ class Asker:
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind | None = None,
+        kind: BudgetKind | None = None,
         **how: Any,
     ) -> SessionRequest:
         """Return the question without asking it."""
@@ -287,7 +287,7 @@ class Subspace(Asker):
             self.session.names[name] = subspace
         return subspace
 
-    def max_consumed(self, kind: Kind = "epsilon") -> float:
+    def max_consumed(self, kind: BudgetKind = "epsilon") -> float:
         """Return the most that any of the points has spent; free.
 
         Raises:
@@ -296,7 +296,7 @@ class Subspace(Asker):
         account = self.session.open_table.account
         return account.spent(kind).most_in(self.boxes()) / MICRO
 
-    def with_budget(self, budget: Number, kind: Kind = "epsilon") -> "Subspace":
+    def with_budget(self, budget: Number, kind: BudgetKind = "epsilon") -> "Subspace":
         """Return the points that have a budget left now; free.  A later charge does not change
         them.
 
@@ -310,7 +310,7 @@ class Subspace(Asker):
             )
         return Subspace(self.session, self.selection.cut_to(boxes))
 
-    def enough(self, amount: int, kind: Kind) -> Int64:
+    def enough(self, amount: int, kind: BudgetKind) -> Int64:
         """Return (m, d, 2) the boxes of points with at least ``millionths`` left, perhaps none.
 
         Boxes begin on the grid of initial budgets: a question snaps them to it, and then each has
@@ -329,7 +329,11 @@ class Subspace(Asker):
         return self.selection.boxes(self.session.open_table.account)
 
     def plan(
-        self, budget: Number, kind: Kind = "epsilon", drop: bool = False, cover: Sequence[str] = ()
+        self,
+        budget: Number,
+        kind: BudgetKind = "epsilon",
+        drop: bool = False,
+        cover: Sequence[str] = (),
     ) -> Planned:
         """Return the plan of a question, without charging it."""
         request = self.request((COUNT,), budget, None, kind, drop=drop, cover=tuple(cover))
@@ -340,7 +344,7 @@ class Subspace(Asker):
     def as_pinq(
         self,
         budget: Number,
-        kind: Kind = "epsilon",
+        kind: BudgetKind = "epsilon",
         cover: Sequence[str] = (),
         name: str | None = None,
     ) -> "Allotment":
@@ -388,7 +392,7 @@ class Allotment(Asker):
         session: Session,
         selection: Selection,
         run_id: str,
-        kind: Kind,
+        kind: BudgetKind,
         amount: int,
         charged: bool = False,
     ) -> None:
@@ -413,7 +417,7 @@ class Allotment(Asker):
         aggregates: Sequence[Aggregate],
         budget: Number,
         by: Mapping[str, Sequence[Any] | int | None] | None = None,
-        kind: Kind | None = None,
+        kind: BudgetKind | None = None,
         **how: Any,
     ) -> SessionRequest:
         """Return the question without asking it.

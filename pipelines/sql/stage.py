@@ -62,9 +62,9 @@ from dpstream.pipelines.tables.files import (
     is_not,
     rows_of,
 )
-from dpstream.state.disk_errors import verdict
+from dpstream.state.disk_errors import decode_error
 from dpstream.state.locks import private_folder
-from dpstream.state.numbers import numbers
+from dpstream.state.numbers import arrow_numbers
 
 #: Rows of files that are worked on together (each turn reads all files again), and the most turns.
 ROWS_AT_ONCE, MAX_SHARDS = 1_750_000, 4_096
@@ -223,7 +223,7 @@ def released(question: Question, answered: StageAnswer) -> pa.Table:
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = answered.groups.values
     if groups is not None:
-        chosen = groups.take(numbers(np.asarray(answered.answer.group, np.int64)))
+        chosen = groups.take(arrow_numbers(np.asarray(answered.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for function in question.select.functions:
         output = question.outputs[function.name]
@@ -443,7 +443,7 @@ def _check(table: Table) -> None:
         try:
             schemas.append(pq.read_schema(path).remove_metadata())
         except (OSError, pa.ArrowException) as error:
-            raise verdict(is_not(table, "Parquet"), error, Path(path)) from None
+            raise decode_error(is_not(table, "Parquet"), error, Path(path)) from None
     if any(not schema.equals(schemas[0]) for schema in schemas):
         raise UsageError(
             f"table {table.name}", "has files of different columns", "ask without --runner"

@@ -35,9 +35,9 @@ from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.statement import PrivateSelect
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
-from dpstream.state.disk_errors import verdict
+from dpstream.state.disk_errors import decode_error
 from dpstream.state.durable import PRIVATE, replacing
-from dpstream.state.numbers import numbers, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, valid_of, values_of
 
 #: What ids are made of, by the type of a group.
 KINDS = {
@@ -224,7 +224,7 @@ def place_of(folder: Path, shard: int) -> Path:
 
 def write_counts(path: Path, counts: dict[str, Int64]) -> None:
     """Write the histograms of a shard."""
-    _write(path, [pa.table({"count": numbers(cells)}) for cells in counts.values()])
+    _write(path, [pa.table({"count": arrow_numbers(cells)}) for cells in counts.values()])
 
 
 def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, Int64]:
@@ -244,12 +244,16 @@ def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, In
 
 def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> None:
     """Write the sums of a shard by group, and its rows for quantiles."""
-    columns = {f"sum_{i}": numbers(part) for i, part in totals.sums.items()}
-    columns |= {"units": numbers(totals.units), "weighted": numbers(totals.weighted)}
+    columns = {f"sum_{i}": arrow_numbers(part) for i, part in totals.sums.items()}
+    columns |= {"units": arrow_numbers(totals.units), "weighted": arrow_numbers(totals.weighted)}
     if groups.values is not None:
         columns |= {f"group_{i}": column for i, column in enumerate(groups.values.columns)}
     parts = [
-        {"group": numbers(rows.group[at]), "value": numbers(value), "weight": numbers(weight)}
+        {
+            "group": arrow_numbers(rows.group[at]),
+            "value": arrow_numbers(value),
+            "weight": arrow_numbers(weight),
+        }
         for at, value, weight in rows.rows.values()
     ]
     _write(path, [pa.table(part) for part in (columns, *parts)])
@@ -310,7 +314,9 @@ def _read(path: Path, tables: int) -> list[pa.Table]:
             "has not handed over a part of the answer",
             "give workers and this process one folder: the account's",
         )
-        failure = absent if isinstance(error, FileNotFoundError) else verdict(absent, error, path)
+        failure = (
+            absent if isinstance(error, FileNotFoundError) else decode_error(absent, error, path)
+        )
     raise failure
 
 

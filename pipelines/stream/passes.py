@@ -208,7 +208,7 @@ FLAG = "--through"
 _NOTE = "passes"
 
 
-class Due(NamedTuple):
+class DueInput(NamedTuple):
     """The input that a run must read now.
 
     Attributes:
@@ -252,7 +252,7 @@ class Due(NamedTuple):
         return None if through == last else _text(timeline, through)
 
 
-def due(job: Job, through: str | None) -> Iterator[Due]:
+def due(job: Job, through: str | None) -> Iterator[DueInput]:
     """Yield the inputs that must be read now; each is made after the one before it has ended.
 
     Raises:
@@ -264,12 +264,12 @@ def due(job: Job, through: str | None) -> Iterator[Due]:
         if through is not None:
             raise UsageError(FLAG, "is for files, which end", "leave it out")
         ended = job.plan.timeline.end is not None and begun_of(job).ended
-        yield Due(None if ended else input_of(job))
+        yield DueInput(None if ended else input_of(job))
         return
     begun = begun_of(job)
     noted = begun.passes
     if noted is None and through is None:
-        yield Due(None if begun.ended else input_of(job))
+        yield DueInput(None if begun.ended else input_of(job))
         return
     if job.plan.timeline.max_skew:
         # What counts at a later trigger time than it is decided at would lie between two passes.
@@ -287,7 +287,7 @@ def due(job: Job, through: str | None) -> Iterator[Due]:
         if upto is None or upto <= noted.done:
             return
     if noted is not None and (upto is None or upto <= noted.done):
-        yield Due(None, noted, noted)
+        yield DueInput(None, noted, noted)
         return
     yield _next(job, noted, required(upto, "a new pass has an end"))
 
@@ -394,7 +394,7 @@ def _reads_whole() -> PolicyError:
     )
 
 
-def commit(run: Run, due: Due) -> Run:
+def commit(run: Run, due: DueInput) -> Run:
     """Commit a pass in the store of its run, before anything is read; return the run with it.
 
     Raises:
@@ -421,7 +421,7 @@ def check_no_passes(run: Run) -> None:
         raise RunError("store", "its run reads its input in passes", "run it again")
 
 
-def end(run: Run, due: Due) -> None:
+def end(run: Run, due: DueInput) -> None:
     """Record that all of a pass is released and in the sink, and what the next pass must read.
 
     If another process has recorded it meanwhile, it has recorded the same.
@@ -433,19 +433,19 @@ def end(run: Run, due: Due) -> None:
     store.swap_metadata(_NOTE, _encoded(passes), _encoded(after))
 
 
-def _interrupted_pass(job: Job, noted: Passes) -> Due:
+def _interrupted_pass(job: Job, noted: Passes) -> DueInput:
     """Return a pass that was interrupted, with the files that it was begun with and no others."""
     arranged = _arranged(job, noted, joins=False)
-    return Due(JoinedFiles(job, arranged.again, arranged.identity), noted, noted)
+    return DueInput(JoinedFiles(job, arranged.again, arranged.identity), noted, noted)
 
 
-def _next(job: Job, noted: Passes | None, upto: int) -> Due:
+def _next(job: Job, noted: Passes | None, upto: int) -> DueInput:
     """Return the pass with the new files."""
     arranged = _arranged(job, noted, joins=True)
     check_types(job, arranged.new)
     passes = (Passes(()) if noted is None else noted).next(arranged.joined, upto)
     source = JoinedFiles(job, (*arranged.again, *arranged.new), arranged.identity)
-    return Due(source, noted, passes)
+    return DueInput(source, noted, passes)
 
 
 def _arranged(job: Job, noted: Passes | None, joins: bool) -> Arranged:

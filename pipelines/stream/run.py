@@ -66,7 +66,7 @@ from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begin, leave
-from dpstream.pipelines.stream.passes import Due, due
+from dpstream.pipelines.stream.passes import DueInput, due
 from dpstream.pipelines.stream.summary import Summary, summarised
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_error
@@ -113,16 +113,16 @@ def set_aside(job: Job, accept: Accept | None = None) -> dict[str, Path]:
 
 def _moved(store: Path, folder: Path, dead: Path, name: str) -> dict[str, Path]:
     try:
-        releases = _renamed(folder, name) if folder.is_dir() and folder_used(folder) else None
-        letters = _renamed(dead, name) if dead.is_dir() else None
-        moved = _renamed(store, name) if store.exists() else None
+        releases = _set_aside(folder, name) if folder.is_dir() and folder_used(folder) else None
+        letters = _set_aside(dead, name) if dead.is_dir() else None
+        moved = _set_aside(store, name) if store.exists() else None
         parts = {"store": moved, "releases": releases, "dead letters": letters}
         return {part: path for part, path in parts.items() if path is not None}
     except OSError as error:
         raise file_error("--fresh", "the old store or releases cannot be moved", error) from None
 
 
-def _renamed(path: Path, name: str) -> Path:
+def _set_aside(path: Path, name: str) -> Path:
     """Rename a file or folder to an unused name in its folder."""
     names = (
         f"{path.stem}-{name}{n}{path.suffix}" for n in ("", *(f"-{i}" for i in range(2, 1000)))
@@ -256,7 +256,7 @@ def _refuse_early(job: Job, runner: str, beam_args: Sequence[str]) -> None:
 
 def _run(
     job: Job,
-    work: Due,
+    work: DueInput,
     runner: str,
     beam_args: Sequence[str],
     progress: Progress | None,
@@ -317,7 +317,7 @@ def _run(
     return Result(*outcome, dict(operator_totals), stopped, summary, upto)
 
 
-def _announced(work: Due, timeline: Timeline) -> Announced | None:
+def _announced(work: DueInput, timeline: Timeline) -> Announced | None:
     """Return the clock of a pass; ``None``: the source has one."""
     if work.passes is None:
         return None
@@ -378,7 +378,7 @@ def _summary(job: Job, run: Run, sink: Sink, counts: dict[str, int]) -> Summary 
 
 
 def _begun(
-    job: Job, engine: Engine, warn: Warn, work: Due, accept: Accept | None, fresh: bool
+    job: Job, engine: Engine, warn: Warn, work: DueInput, accept: Accept | None, fresh: bool
 ) -> tuple[Run, bool]:
     first = work.noted is None and work.passes is not None
     source = required(work.source, "a first pass has files").identity() if first else None
@@ -453,7 +453,7 @@ def _check_engine(engine: Engine, source: Input | None) -> None:
         )
 
 
-def _steps(run: Run, work: Due) -> int:
+def _steps(run: Run, work: DueInput) -> int:
     """Return the number of steps of a run or pass that has an end, else 0: a public number."""
     timeline = run.plan.timeline
     if work.passes is not None:

@@ -28,7 +28,7 @@ from dpstream.accounting.places import FILE_KINDS, check_path, file_kind, matchi
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.sections import Via
-from dpstream.state.disk_errors import file_errors, verdict
+from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.ledger.open import AccountPlace, file_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _parquet(where: str, place: str) -> dict[str, str]:
         schema = pq.read_schema(files[0])
     except (OSError, ArrowInvalid) as error:
         other = UsageError(f"{where}.path", "is not Parquet", "correct it")
-        raise verdict(other, error, Path(files[0])) from None
+        raise decode_error(other, error, Path(files[0])) from None
     types = {name: sql_type(schema.field(name).type) for name in usable_names(schema.names)}
     return {name: kind for name, kind in types.items() if kind is not None}
 

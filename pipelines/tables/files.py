@@ -556,7 +556,7 @@ def _footer(table: Table, path: str) -> tuple[pq.FileMetaData, pa.Schema]:
         meta = pq.read_metadata(path)
         return meta, meta.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
-        failed = disk_errors.verdict(is_not(table, "Parquet"), error, Path(path))
+        failed = disk_errors.decode_error(is_not(table, "Parquet"), error, Path(path))
     raise failed
 
 

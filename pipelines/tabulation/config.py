@@ -178,7 +178,9 @@ def _check_optional(
     missing = [n for n, (_, required) in fields.items() if not required and n not in content]
     for name in (name for name in content if name not in fields):
         if hint := nearest(name, missing, cutoff=0.8):
-            faults.add("", "has a field that is not known", hint.rstrip())
+            faults.add(
+                "", "has a field that is not known", f"{hint}correct its name, or leave it out"
+            )
 
 
 def _typed(entries: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:
@@ -212,6 +214,7 @@ def _check(values: dict[str, Any], program: str, faults: Faults) -> None:
     """Everything that a type does not say; what is ``None`` has its fault already."""
     most, states = values["max_race_codes"], values["state_filter_us"]
     listed = bool(values["run_us"] and states)
+    mistyped = {fault.column for fault in faults.faults}
     states_fix = 'list the FIPS codes of states, such as "01", each once'
     faults.check(
         (
@@ -239,7 +242,7 @@ def _check(values: dict[str, Any], program: str, faults: Faults) -> None:
             "set one of them",
         ),
         (
-            bool(values["run_us"] and not states),
+            bool(values["run_us"] and not states) and "state_filter_us" not in mistyped,
             "state_filter_us",
             "is empty or missing, and run_us is true",
             states_fix,

@@ -24,7 +24,7 @@ import apache_beam as beam
 import msgspec
 import pyarrow as pa
 
-from dpstream.dp_transforms.batches import numbers
+from dpstream.dp_transforms.batches import numpy_view
 from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -103,7 +103,7 @@ def _batch(pairs: Pairs) -> pa.RecordBatch:
 
 
 def _pairs(batch: pa.RecordBatch) -> Pairs:
-    return Pairs(*(numbers(column) for column in batch))
+    return Pairs(*(numpy_view(column) for column in batch))
 
 
 class Count(Tasked[Task]):

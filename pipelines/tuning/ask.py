@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dpstream.accounting.aggregates import KINDS
+from dpstream.accounting.aggregates import AGGREGATE_KINDS
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
 from dpstream.accounting.fields import Aggregate
@@ -49,7 +49,7 @@ from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.text import duration_micros, instant_micros
 
 #: Kinds of columns that need bounds, as a job writes them.
-_BOUNDED = [name for name, kind in KINDS.items() if kind.bounded]
+_BOUNDED = [name for name, kind in AGGREGATE_KINDS.items() if kind.bounded]
 
 
 def base_job(project: Project, name: str, all_bounds: bool) -> tuple[Job, tuple[str, ...]]:

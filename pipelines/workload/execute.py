@@ -21,7 +21,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -376,7 +376,7 @@ def requested(
     objective: str = "total",
     tables: bool = False,
     stored: bool = False,
-    given: tuple[Any, ...] = (Path(),),
+    order_of: Callable[[CellStrategy], Order] | None = None,
 ) -> Request:
     """Return what the options of `dpstream workload answer` ask for.
 
@@ -384,7 +384,8 @@ def requested(
         folder: folder of solved strategies.
         tables: measure residual tables.
         stored: an option requires a store.
-        given: the fields of `Order` from ``out`` on.
+        order_of: returns the order of an answer by a strategy; ``None``: of one that is only
+            planned.
 
     Raises:
         DpstreamError: an option excludes another, or no strategy can be solved.
@@ -405,7 +406,7 @@ def requested(
     plan = planned(workload, folder, objective, strategy).plan
     measured = tables_of(workload.aligned, plan.strategy) if tables else plan.strategy
     by_tables = tables or way_of(workload.aligned, measured) == "tables"
-    order = Order(workload, job, measured, *given)
+    order = order_of(measured) if order_of else Order(workload, job, measured, Path())
     return Request(workload, job, folder, mechanism, Measured(order, plan, by_tables))
 
 

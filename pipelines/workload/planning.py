@@ -41,7 +41,7 @@ from dpstream.accounting.strategies.cells.auto import (
     Plan,
     auto,
     largest,
-    named,
+    strategy_named,
 )
 from dpstream.accounting.strategies.cells.fitted import fit
 from dpstream.accounting.strategies.cells.products import MANY_CELLS, LatticeStrategy, pure
@@ -250,7 +250,7 @@ def _solve(workload: Workload, objective: str, strategy: str) -> Plan:
         return best
     weighted = workload.relative() if objective == "relative" else workload
     with one_thread():
-        named_strategy = named(weighted, strategy)
+        named_strategy = strategy_named(weighted, strategy)
         worst = objective == "worst"
         error = largest(weighted, named_strategy) if worst else named_strategy.error(weighted)
     if not math.isfinite(error):

@@ -39,7 +39,7 @@ from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import batches, pieces
 from dpstream.pipelines.connectors.input_files import stamps
-from dpstream.pipelines.connectors.query import queried
+from dpstream.pipelines.connectors.query import apply_query
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
@@ -240,7 +240,7 @@ def bounded(job: Job, domain: CellDomain, ring: KeyRing) -> Rows:
         job.plan, key=(Field(CELL.column, "bytes"),), public_keys=None, cells=None
     )
     ingest, good, dead = Canonicaliser(plan, ring), [], 0
-    for batch in queried(job, batches(job)):
+    for batch in apply_query(job, batches(job)):
         valid_records, letters = ingest(_packed(domain, batch))
         good.append(valid_records)
         dead += letters.num_rows

@@ -40,7 +40,7 @@ import numpy as np
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, UsageError
 from dpstream.accounting.regions.embedding import embedding
-from dpstream.accounting.regions.space import Budget
+from dpstream.accounting.regions.space import Budget, BudgetKind
 from dpstream.accounting.regions.spent import Spent, close, restored, untouched
 from dpstream.accounting.regions.spent import charge as charged
 from dpstream.accounting.sessions.table import SessionTable
@@ -51,7 +51,7 @@ from dpstream.state.npz import DAMAGED
 from dpstream.state.seals import digest, sealed_text, unsealed_text
 
 #: (kind of budget, analyst).
-Owner = tuple[str, str]
+Owner = tuple[BudgetKind, str]
 #: A program ignores what it does not know.
 _VERSION = 2
 
@@ -74,14 +74,14 @@ class Balances:
     name: str = ""
     digest: str = ""
     at: int = 0
-    spent: dict[str, Spent] = field(default_factory=dict)
+    spent: dict[BudgetKind, Spent] = field(default_factory=dict)
     own: dict[Owner, Spent] = field(default_factory=dict)
 
     @classmethod
     def first(cls, table: SessionTable) -> "Balances":
         """Return the state before the first charge."""
         kinds = [d.kind for d in table.dimensions if isinstance(d, Budget)]
-        return cls(table, spent={kind: _untouched(table, kind) for kind in kinds})
+        return cls(table, spent={kind: untouched(table.space, kind, table.cap) for kind in kinds})
 
     def after(self, charges: Sequence[Charge], digest: str) -> "Balances":
         """Return the state after more entries.
@@ -107,13 +107,15 @@ class Balances:
     def with_own(self, owner: Owner, charges: Iterable[Charge]) -> "Balances":
         """Return the state with an analyst's own charges too, computed from all entries."""
         kind, who = owner
-        state = _untouched(self.table, kind)
+        state = untouched(self.table.space, kind, self.table.cap)
         for charge in charges:
             state = moved(state, kind, region_of(charge, self.table), who)
         return replace(self, own={**self.own, owner: state})
 
 
-def moved(spent: Spent, kind: str, region: RegionCharge, analyst: str | None = None) -> Spent:
+def moved(
+    spent: Spent, kind: BudgetKind, region: RegionCharge, analyst: str | None = None
+) -> Spent:
     """Return the spent state of one kind after an entry; with an analyst, of their own charges.
 
     Raises:
@@ -163,17 +165,13 @@ def _foreign_charge(rule: str) -> PolicyError:
     )
 
 
-def _untouched(table: SessionTable, kind: str) -> Spent:
-    return untouched(table.space, "epsilon" if kind == "epsilon" else "rho", table.cap)
-
-
 _SNAPSHOT, _HEADER = "session snapshot", "header"
 
 
 class _Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One account; ``analyst`` is ``None`` for that of all; digests are of its two arrays."""
 
-    kind: str
+    kind: BudgetKind
     analyst: str | None
     boxes: str
     amounts: str
@@ -261,8 +259,7 @@ def _read_snapshot(path: Path, table: SessionTable, data_set: str) -> Balances |
 def _spent_of(table: SessionTable, account: _Account, boxes: Any, amounts: Any) -> Spent:
     if (_digest(boxes), _digest(amounts)) != (account.boxes, account.amounts):
         raise ValueError
-    kind = "epsilon" if account.kind == "epsilon" else "rho"
-    return restored(table.space, kind, boxes.transpose(2, 0, 1), amounts, table.cap)  # type: ignore[arg-type]
+    return restored(table.space, account.kind, boxes.transpose(2, 0, 1), amounts, table.cap)
 
 
 def _digest(array: Any) -> str:

@@ -41,9 +41,10 @@ from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MAX_DIMENSIONS, MAX_QUERY_BOXES
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.embedding import Embedding
+from dpstream.accounting.regions.space import BudgetKind
 
 #: ``closed``: the boxes are closed for ever, nothing is paid.
-RegionKind = Literal["epsilon", "rho", "closed"]
+RegionKind = Literal[BudgetKind, "closed"]
 #: Bytes that packed boxes may become: what is charged has pieces of its own beyond what is asked.
 _MOST = 64 * MAX_QUERY_BOXES * MAX_DIMENSIONS * 16
 #: What was run.

@@ -6,7 +6,7 @@ can be inserted once.  So the rows that a transaction decided by are still the l
 written.  No row except row 0 is updated, and none is deleted.
 
 **One chain covers every byte.**  A row's digest covers its bytes and the digest of the row before.
-Grants and receipts are blobs, which are stored under their digests; the rows name these digests.
+Receipts are blobs, which are stored under their digests; the rows name these digests.
 Row 0 has the format, and a copy of the last row's digest, so that a log whose end is lost is
 noticed.  Events have a second chain in memory, over their texts alone (`events.chained`): head
 files, stores and receipts name its digests, and it does not change when `recovery` appends the same
@@ -18,7 +18,7 @@ that opens an account reads every row and every blob once, and later only the ro
 added.  A transaction changes the state immediately, and undoes its changes if it is not written.
 
 **Compression.**  A row is deflated with the texts of the rows before it as dictionary, because
-charges of one account are similar; a receipt is deflated with its grant as dictionary.
+charges of one account are similar; a blob is deflated on its own.
 """
 
 import contextlib
@@ -63,14 +63,12 @@ class StoredRequest(NamedTuple):
     """A request and the decision on it.
 
     Attributes:
-        grant: description of what may be read, stored with the charge.
         receipt: the receipt; ``None`` if the request was not answered.
         digest: binds the receipt to its charge.
     """
 
     run_id: str
     request: str
-    grant: bytes
     receipt: bytes | None
     digest: str | None
 
@@ -135,7 +133,7 @@ class TokensChanged(_Change, frozen=True, tag="tokens"):
 
 
 class RequestAdded(_Change, frozen=True, tag="request"):
-    """The request of a run that was charged, and the name of the blob of its grant."""
+    """The request of a run that was charged, and the name of an empty blob that the format has."""
 
     run_id: str
     request: str
@@ -155,8 +153,8 @@ _ROW = msgspec.json.Decoder(list[msgspec.Raw])
 _CHANGE = msgspec.json.Decoder(Change)
 
 
-#: A request and, if it was answered, its receipt.
-_Request = tuple[RequestAdded, *tuple[ReceiptAdded, ...]]
+#: A request, and its receipt if it was answered.
+_Request = tuple[RequestAdded, ReceiptAdded | None]
 
 
 class State:
@@ -207,10 +205,10 @@ class State:
             case TokensChanged(run_id, tokens):
                 self.tokens[run_id] = tokens
             case RequestAdded(run_id, request):
-                self.requests[run_id] = (change,)
+                self.requests[run_id] = (change, None)
                 self.runs[request] = [*self.runs.get(request, ()), run_id]
             case ReceiptAdded(run_id):
-                self.requests[run_id] = (*self.requests[run_id], change)
+                self.requests[run_id] = (self.requests[run_id][0], change)
             case _:
                 if isinstance(change, Charge) and self.history.find(change.name) is not None:
                     raise InvariantError("a name can be charged only once")
@@ -307,7 +305,7 @@ class Log:
                 self._state.read(line)
             refuse_damage(self._state.digest != rows[0].digest)
             requests = self._state.requests.values() if first else ()
-            names = list(dict.fromkeys(part.blob for parts in requests for part in parts))
+            names = list(dict.fromkeys(part.blob for pair in requests for part in pair if part))
             for start in range(0, len(names), _BLOBS_AT_ONCE):
                 self._blobs(names[start : start + _BLOBS_AT_ONCE])
         except BaseException:
@@ -324,9 +322,9 @@ class Log:
     def _change(self, change: Change) -> None:
         self._write(msgspec.json.encode(change).decode())
 
-    def _add_blob(self, content: bytes, dictionary: bytes = b"") -> str:
+    def _add_blob(self, content: bytes) -> str:
         """Add a blob to the open transaction; return its name."""
-        blob = deflated(content, dictionary)
+        blob = deflated(content)
         name = _digest(blob)
         self._new[name] = blob
         return name
@@ -339,19 +337,11 @@ class Log:
             refuse_damage(not isinstance(blob, bytes) or _digest(blob) != name)
         return blobs
 
-    def _contents(self, parts: _Request) -> list[bytes]:
-        """Return the grant of a request and, if it was answered, its receipt."""
-        names, contents = [part.blob for part in parts], [b""]
-        blobs = self._blobs(names)
-        for name in names:
-            contents.append(inflated(blobs[name], contents[-1]))
-        return contents[1:]
-
-    def _stored(self, parts: _Request) -> StoredRequest:
-        request, *answered = parts
-        grant, receipt, *_ = [*self._contents(parts), None]
-        digest = answered[0].digest if answered else None
-        return StoredRequest(request.run_id, request.request, grant or b"", receipt, digest)
+    def _stored(self, request: RequestAdded, answer: ReceiptAdded | None) -> StoredRequest:
+        if answer is None:
+            return StoredRequest(request.run_id, request.request, None, None)
+        receipt = inflated(self._blobs([answer.blob])[answer.blob])
+        return StoredRequest(request.run_id, request.request, receipt, answer.digest)
 
     # --- reading and adding ----------------------------------------------------------------------
 
@@ -382,32 +372,29 @@ class Log:
     def request_of(self, run_id: str) -> StoredRequest | None:
         """Return the request that a run was charged for."""
         with self._present() as state:
-            parts = state.requests.get(run_id)
-            return None if parts is None else self._stored(parts)
+            return self._stored(*state.requests[run_id]) if run_id in state.requests else None
 
     def requests_alike(self, request: str) -> list[StoredRequest]:
         """Return all requests of a fingerprint, in the order of their charges."""
         with self._present() as state:
-            return [self._stored(state.requests[run]) for run in state.runs.get(request, ())]
+            return [self._stored(*state.requests[run]) for run in state.runs.get(request, ())]
 
-    def add_request(self, run_id: str, request: str, grant: bytes = b"") -> None:
+    def add_request(self, run_id: str, request: str) -> None:
         """Add a request without a receipt, in a transaction."""
-        self._change(RequestAdded(run_id, request, self._add_blob(grant)))
+        self._change(RequestAdded(run_id, request, self._add_blob(b"")))
 
     def unanswered(self) -> list[str]:
         """Return the runs whose request has no receipt, including closed ones."""
         with self._present() as state:
-            return [run_id for run_id, parts in state.requests.items() if len(parts) == 1]
+            return [run_id for run_id, (_, answer) in state.requests.items() if answer is None]
 
     def add_receipt(self, run_id: str, receipt: bytes, digest: str) -> None:
         """Store the receipt of a request that has none, and append the receipt's entry, in a
         transaction.
         """
-        parts = self._state.requests.get(run_id)
-        if parts is None or len(parts) != 1:
+        if run_id not in self._state.requests or self._state.requests[run_id][1] is not None:
             raise InvariantError("a request gets one receipt")
-        blob = self._add_blob(receipt, self._contents(parts)[-1])
-        self._change(ReceiptAdded(run_id, blob, digest))
+        self._change(ReceiptAdded(run_id, self._add_blob(receipt), digest))
         self.append(Received(run_id, digest))
 
 

@@ -199,7 +199,7 @@ def open_path(path: str | Path, recovering: bool = False) -> Ledger:
 
 
 def _opened(path: str | Path, looking: bool = False) -> Ledger:
-    return Ledger(_kind_of(path).AccountStorage(path, looking))
+    return Ledger(_storage_module(path).AccountStorage(path, looking))
 
 
 def _ready(
@@ -302,7 +302,7 @@ def typed(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
-def _kind_of(path: str | Path) -> Any:
+def _storage_module(path: str | Path) -> Any:
     """Return the module of an account's kind.
 
     Both have ``AccountStorage``, ``create`` and ``is_there``.
@@ -388,7 +388,7 @@ def created_of(
 
 def make(path: str | Path, created: Created) -> None:
     """Make an account with a given first event; see ``create_account``."""
-    _kind_of(path).create(path, created)
+    _storage_module(path).create(path, created)
 
 
 def ledger_exists(path: str | Path) -> bool:
@@ -400,7 +400,7 @@ def ledger_exists(path: str | Path) -> bool:
         UsageError: the database may not be used.
         RunError: it cannot be reached.
     """
-    return bool(_kind_of(path).is_there(path))
+    return bool(_storage_module(path).is_there(path))
 
 
 def read_ledger(path: str | Path) -> list[Entry]:

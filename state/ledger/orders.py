@@ -14,7 +14,7 @@ lack budget, and the largest amount that would be accepted.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,12 +33,11 @@ from dpstream.accounting.regions.boxes import (
     taken,
     union,
 )
-from dpstream.accounting.regions.space import Budget, Space
+from dpstream.accounting.regions.space import Budget, BudgetKind, Space
 from dpstream.accounting.regions.spent import Decision, Own, Spent, decide
 from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import Balances
 
-Kind = Literal["epsilon", "rho"]
 _ANALYST = 200
 
 
@@ -52,7 +51,7 @@ class Views:
     def __init__(self, state: Balances, usable: int) -> None:
         self._state, self.usable = state, usable
 
-    def spent(self, kind: Kind) -> Spent:
+    def spent(self, kind: BudgetKind) -> Spent:
         """Return the spent budget of a kind at every point.
 
         Raises:
@@ -77,7 +76,7 @@ class Order(NamedTuple):
         allot: pay for later draws, instead of a question (`allotments`).
     """
 
-    kind: Kind
+    kind: BudgetKind
     amount: int
     analyst: str
     resolve: Callable[[Views], Any]
@@ -140,7 +139,7 @@ class SessionRefusedError(PolicyError):
         return super().as_dict() | self.figures
 
 
-def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
+def enough_of(space: Space, kind: BudgetKind, decision: Decision) -> str:
     """Return the condition on initial budgets under which no point of a refused query lacks budget.
 
     It is empty if there is none.
@@ -155,7 +154,7 @@ def enough_of(space: Space, kind: Kind, decision: Decision) -> str:
 
 
 def refusal_of(
-    space: Space, kind: Kind, decision: Decision, allot: bool = False
+    space: Space, kind: BudgetKind, decision: Decision, allot: bool = False
 ) -> SessionRefusedError | None:
     """Return the error of a refused query, asked or planned; ``None``: it is accepted."""
     if decision.accepted:
@@ -194,7 +193,7 @@ def planned(order: Order, state: Balances, rules: Rules, at: int) -> Planned:
     return Planned(decision, read)
 
 
-def _with_budget(space: Space, kind: Kind, boxes: Int64) -> Int64:
+def _with_budget(space: Space, kind: BudgetKind, boxes: Int64) -> Int64:
     """Return the points that have an initial budget of a kind."""
     place = space.budget_place(kind)
     if not len(boxes) or boxes[:, place, 0].min() > 0:

@@ -29,6 +29,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import down
 from dpstream.accounting.regions.amounts import CLOSED, MICRO, check_amount
 from dpstream.accounting.regions.boxes import checked, cut, overlapped, points, taken
+from dpstream.accounting.regions.space import BudgetKind
 from dpstream.accounting.regions.spent import Spent, closable
 from dpstream.accounting.sessions.table import Rules, SessionTable
 from dpstream.state.ledger.balances import (
@@ -42,7 +43,6 @@ from dpstream.state.ledger.contract import Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge, RegionKind, new_run_id, now_micros
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import (
-    Kind,
     Order,
     Planned,
     Views,
@@ -89,7 +89,11 @@ def allotted(
 
 
 def check_draw(
-    state: Balances, allotment: RegionCharge, used: int, wanted: tuple[str, int], read: Int64
+    state: Balances,
+    allotment: RegionCharge,
+    used: int,
+    wanted: tuple[BudgetKind, int],
+    read: Int64,
 ) -> None:
     """Refuse a draw that the allotment does not cover.
 
@@ -118,7 +122,7 @@ def check_draw(
     ]
     if sum(points(part) for part in inside) != points(read):
         raise UsageError("where", "reaches out of the allotment", "ask a part of it")
-    if state.spent[allotment.budget].most_over(read) >= CLOSED:
+    if state.spent[kind].most_over(read) >= CLOSED:
         raise PolicyError(
             "where", "reaches into a range that was closed for ever", "ask a range that is open"
         )
@@ -169,7 +173,7 @@ class RegionAccount:
 
     # --- what stands -----------------------------------------------------------------------------
 
-    def spent(self, kind: Kind) -> Spent:
+    def spent(self, kind: BudgetKind) -> Spent:
         """Return the spent budget of a kind at every point until now.
 
         Raises:
@@ -178,7 +182,7 @@ class RegionAccount:
         """
         return Views(self._refreshed(), MICRO).spent(kind)
 
-    def analyst_spent(self, kind: Kind, analyst: str) -> Spent:
+    def analyst_spent(self, kind: BudgetKind, analyst: str) -> Spent:
         """Return the charges of one analyst at every point until now; raises like ``spent``."""
         self.table.space.budget_place(kind)
         return self._with_own(kind, analyst).own[kind, analyst]
@@ -223,7 +227,7 @@ class RegionAccount:
     def decide_draw(
         self,
         allotment: str,
-        kind: Kind,
+        kind: BudgetKind,
         amount: int,
         analyst: str,
         resolve: Callable[[Views, Int64], Any],
@@ -250,7 +254,7 @@ class RegionAccount:
         return self._charge(region, run_id)
 
     def plan_draw(
-        self, allotment: str, kind: Kind, amount: int, resolve: Callable[[Views, Int64], Any]
+        self, allotment: str, kind: BudgetKind, amount: int, resolve: Callable[[Views, Int64], Any]
     ) -> tuple[RegionCharge, Int64, int]:
         """Decide a draw as ``decide_draw`` would now; charges nothing, and raises as that does.
 
@@ -359,7 +363,7 @@ class RegionAccount:
         self._history = account
         return self._state
 
-    def _with_own(self, kind: str, analyst: str) -> Balances:
+    def _with_own(self, kind: BudgetKind, analyst: str) -> Balances:
         state = self._refreshed()
         if (kind, analyst) not in state.own:
             charges = self._ledger.history().charges[: state.entries]

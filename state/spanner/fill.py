@@ -40,7 +40,7 @@ def states_of(piece: KeyPiece, rows: Int64, schema: pa.Schema, streams: int) -> 
     keys = piece.keys.take(pa.array(rows)).combine_chunks()
     slots = states.intern(arrow.id_view(keys.column("_id").combine_chunks()), keys.to_batches()[0])
     states.units[slots], states.values[slots] = piece.units[rows], piece.values[rows]
-    states.due[slots], states.round[slots] = piece.due[rows], piece.round[rows]
+    states.due[slots], states.selected[slots] = piece.due[rows], piece.selected[rows]
     return states
 
 

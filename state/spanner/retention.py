@@ -64,7 +64,7 @@ from dpstream.state.spanner.schema import (
     SELECTED,
     Mutations,
     clear,
-    named,
+    note_name,
     parts,
     read_identity,
     read_metadata,
@@ -121,11 +121,11 @@ class SpannerRetention(RetentionStore):
 
     @override
     def metadata(self, name: str) -> str | None:
-        return read_metadata(self._db, named(self.generation, name))
+        return read_metadata(self._db, note_name(self.generation, name))
 
     @override
     def swap_metadata(self, name: str, old: str | None, new: str | None) -> bool:
-        return swap_metadata(self._db, named(self.generation, name), old, new)
+        return swap_metadata(self._db, note_name(self.generation, name), old, new)
 
     # --- progress -----------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class SpannerRetention(RetentionStore):
     def unit_pieces(self, shard: int) -> Iterator[UnitPiece]:
         ids, units = self._all_units(shard)
         if len(ids):
-            columns = (units.counts, units.until, units.indices)
+            columns = (units.counts, units.period_end, units.indices)
             yield UnitPiece(ids, *(column.astype(np.int32) for column in columns))
 
     @override
@@ -409,7 +409,7 @@ class SpannerRetention(RetentionStore):
     @override
     def put_units(self, shard: int, piece: UnitPiece) -> None:
         units = self._filled.shard(self._first_part + shard)
-        units.put(piece.ids, piece.counts, piece.until, piece.indices)
+        units.put(piece.ids, piece.counts, piece.period_end, piece.indices)
 
     @override
     def put_positions(self, shard: int, piece: PositionPiece) -> None:
@@ -441,18 +441,18 @@ def _expire_page(
     units = UnitRows.of([b64decode(row[1]) for row in rows], layout)
     goes = units.records["trigger_time"] <= trigger_time
     records_per_unit = np.bincount(units.owner[~goes], minlength=len(rows))
-    ended = (units.until <= trigger_time) & (records_per_unit == 0)
+    ended = (units.period_end <= trigger_time) & (records_per_unit == 0)
     changed = np.zeros(len(rows), np.bool_)
     changed[units.owner[goes]] = True
-    gone = units.gone.copy()
+    gone = units.expired_pairs.copy()
     np.add.at(gone, units.owner[goes], units.records["pairs"][goes].astype(np.int64))
     remaining, end = units.records[~goes], np.cumsum(records_per_unit)
-    fresh = units.fresh
+    fresh = units.expired_first_pairs
     if fresh is not None:
         fresh = fresh.copy()
         more = np.bitwise_count(units.records["fresh"][goes])
         np.add.at(fresh, units.owner[goes], more.astype(np.int64))
-    heads = pack_headers(gone, units.until, fresh)
+    heads = pack_headers(gone, units.period_end, fresh)
     written = [
         [
             part,

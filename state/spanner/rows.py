@@ -166,7 +166,7 @@ def pack_states(
     """
     packed = np.zeros(len(slots), state_type(states.values.shape[1]))
     packed["units"], packed["values"] = states.units[slots], states.values[slots]
-    packed["round"], packed["due"] = states.round[slots], states.due[slots]
+    packed["round"], packed["due"] = states.selected[slots], states.due[slots]
     packed["taken"], packed["chunk"], packed["chunks"] = taken, chunk, chunks
     return cells(packed.tobytes(), packed.dtype.itemsize)
 
@@ -245,10 +245,10 @@ def admitted_of(records: npt.NDArray[Any], owner: Int64) -> Admitted:
     )
 
 
-def pack_headers(gone: Int64, until: Ints, fresh: Int64 | None = None) -> list[bytes]:
+def pack_headers(expired_pairs: Int64, until: Ints, fresh: Int64 | None = None) -> list[bytes]:
     """Return the header of each unit's row; ``fresh`` is given where a bound per key is kept."""
-    packed = np.zeros(len(gone), Layout(fresh is not None).header)
-    packed["gone"], packed["until"] = gone, until
+    packed = np.zeros(len(expired_pairs), Layout(fresh is not None).header)
+    packed["gone"], packed["until"] = expired_pairs, until
     if fresh is not None:
         packed["fresh"] = fresh
     raw, size = packed.tobytes(), packed.dtype.itemsize
@@ -260,16 +260,19 @@ class UnitRows(NamedTuple):
 
     Attributes:
         blobs: the records of each unit; records, owner: all of them, and whose each is.
-        gone, until, fresh: see ``UNIT_HEADER``, the last ``None`` without a bound per key.
+        expired_pairs: (n,) admitted pairs of each unit whose records have expired.
+        period_end: (n,) last trigger time at which a record of the unit can be decided.
+        expired_first_pairs: (n,) those of the expired pairs that were the first of a key; ``None``
+            without a bound per key.
         counts, indices: (n,) admitted pairs and first pairs of each unit.
     """
 
     blobs: list[bytes]
     records: npt.NDArray[Any]
     owner: Int64
-    gone: Int64
-    until: Int64
-    fresh: Int64 | None
+    expired_pairs: Int64
+    period_end: Int64
+    expired_first_pairs: Int64 | None
     counts: Int64
     indices: Int64
 

@@ -129,7 +129,7 @@ CREATE TABLE Units (
 """
 
 
-def named(generation: int, name: str) -> str:
+def note_name(generation: int, name: str) -> str:
     """Return the name of a note's row; each generation of the state has notes of its own."""
     return f"note.{generation}.{name}" if generation else f"note.{name}"
 
@@ -451,7 +451,7 @@ def open_fencing_epoch(database: Database, generation: int, part: int, epoch: in
 
     def work(transaction: Any) -> bool:
         if epoch > _DECISIONS:
-            name = spanner.KeySet(keys=[[named(generation, RETAINED_WINDOWS)]])
+            name = spanner.KeySet(keys=[[note_name(generation, RETAINED_WINDOWS)]])
             texts = [text for (text,) in transaction.read("Meta", ("Value",), name)]
             retained = (
                 msgspec.json.decode(texts[0], type=RetainedWindows) if texts else RetainedWindows()

@@ -101,10 +101,10 @@ class SpannerUnitShard(UnitShard):
         for slot, blob in zip(slots.tolist(), unit_rows.blobs, strict=True):
             self._records[slot] = blob
         self.reach = max(self.reach, int(unit_rows.records["trigger_time"].max(initial=0)))
-        self._gone[slots], self.until[slots] = unit_rows.gone, unit_rows.until
+        self._gone[slots], self.period_end[slots] = unit_rows.expired_pairs, unit_rows.period_end
         self.counts[slots], self.indices[slots] = unit_rows.counts, unit_rows.indices
-        if unit_rows.fresh is not None:
-            self._gone_fresh[slots] = unit_rows.fresh
+        if unit_rows.expired_first_pairs is not None:
+            self._gone_fresh[slots] = unit_rows.expired_first_pairs
         enter_keys(self, admitted_of(unit_rows.records, slots[unit_rows.owner]))
 
     def _extend(self) -> None:
@@ -118,7 +118,7 @@ class SpannerUnitShard(UnitShard):
         """Enter units of another store with their counts; return their (n,) slots."""
         slots = self.intern(ids)
         self._extend()
-        self.counts[slots], self.until[slots], self._gone[slots] = counts, until, counts
+        self.counts[slots], self.period_end[slots], self._gone[slots] = counts, until, counts
         self.indices[slots] = self._gone_fresh[slots] = indices
         return slots
 
@@ -145,7 +145,7 @@ class SpannerUnitShard(UnitShard):
         """Put the rows of some units into a commit."""
         ids = id_cells(self.table.ids[slots])
         fresh = self._gone_fresh[slots] if self._layout.per_key else None
-        heads = pack_headers(self._gone[slots], self.until[slots], fresh)
+        heads = pack_headers(self._gone[slots], self.period_end[slots], fresh)
         rows = [
             [self.part, unit, cell(head + self._records[slot])]
             for slot, unit, head in zip(slots.tolist(), ids, heads, strict=True)
@@ -203,7 +203,7 @@ class SpannerKeyShard(KeyShard):
         self._inline: list[bytes] = []
         self._set_start = np.zeros(0, np.int64)
         self._set_end = np.zeros(0, np.int64)
-        self._set_round = np.zeros(0, np.int64)
+        self._set_selected = np.zeros(0, np.int64)
         #: By slot: the row is there; it changed; its unit set did; it was looked at.
         self._stored: Bool = np.zeros(0, np.bool_)
         self._changed, self._sets, self._examined = (self._stored.copy() for _ in range(3))
@@ -251,11 +251,11 @@ class SpannerKeyShard(KeyShard):
         self._extend()
         state = unpack_states([r[2] for r in rows], self.values.shape[1])
         self.units[slots], self.values[slots] = state["units"], state["values"]
-        self.round[slots] = state["round"]
+        self.selected[slots] = state["round"]
         self.due[slots] = state["due"]
         self.done[slots] = state["taken"] > self.committed
         self._set_start[slots], self._set_end[slots] = state["chunk"], state["chunks"]
-        self._set_round[slots], self._stored[slots] = state["round"], True
+        self._set_selected[slots], self._stored[slots] = state["round"], True
         for slot, row in zip(slots.tolist(), rows, strict=True):
             self._inline[slot] = b64decode(row[3]) if row[3] else b""
         self._load_sets(database, slots)
@@ -280,7 +280,7 @@ class SpannerKeyShard(KeyShard):
         if more <= 0:
             return
         self._inline += [b""] * more
-        for name in ("_set_start", "_set_end", "_set_round"):
+        for name in ("_set_start", "_set_end", "_set_selected"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.int64)]))
         for name in ("_stored", "_changed", "_sets", "_examined"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, np.bool_)]))
@@ -293,9 +293,9 @@ class SpannerKeyShard(KeyShard):
         self._examined[result.examined] = True
         self._note_pairs(result.pair_slots, result.pair_units)
         if not self._window_sets:
-            ended = result.changed[self._set_round[result.changed] != self.round[result.changed]]
-            self._drop_sets(ended)
-        self._set_round[result.changed] = self.round[result.changed]
+            changed = result.changed
+            self._drop_sets(changed[self._set_selected[changed] != self.selected[changed]])
+        self._set_selected[result.changed] = self.selected[result.changed]
         self.pending.append(PendingStep(trigger, result))
 
     def _note_pairs(self, slots: Int64, units: Ids) -> None:

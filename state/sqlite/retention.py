@@ -159,7 +159,7 @@ class SqliteRetention(RetentionStore):
         everything = units.decided <= trigger_time and self._unit_row(shard).reach <= trigger_time
         admitted = arrow.no_records() if everything else arrow.records_of(rows)
         remaining = admitted.trigger_time > trigger_time
-        stays = units.until[: units.table.size] > trigger_time
+        stays = units.period_end[: units.table.size] > trigger_time
         stays[admitted.unit[remaining]] = True
         moved = not stays.all()
         place = np.cumsum(stays) - 1
@@ -284,7 +284,7 @@ class SqliteRetention(RetentionStore):
         units = UnitShard()
         arrow.replay_units(units, self._admissions(shard))
         for piece in piece_bounds(units.table.size):
-            counted = units.counts[piece], units.until[piece], units.indices[piece]
+            counted = units.counts[piece], units.period_end[piece], units.indices[piece]
             yield UnitPiece(units.table.ids[piece], *counted)
 
     @override
@@ -367,7 +367,7 @@ class SqliteRetention(RetentionStore):
         units = self._unit_shards.setdefault(shard, UnitShard())
         before = units.table.size
         units.intern(piece.ids)
-        blob = arrow.ids_blob(piece.ids, piece.until, piece.counts, piece.indices)
+        blob = arrow.ids_blob(piece.ids, piece.period_end, piece.counts, piece.indices)
         self._put_admission(shard, 0, before, blob, arrow.records_blob(arrow.no_records()))
 
     def _put_admission(self, shard: int, *row: Any) -> None:
@@ -411,7 +411,7 @@ def _units_at(units: UnitShard, stays: Bool) -> UnitShard:
     slots = shard.intern(units.table.ids[stays])
     shard.counts[slots] = units.counts[: units.table.size][stays]
     shard.indices[slots] = units.indices[: units.table.size][stays]
-    shard.until[slots] = units.until[: units.table.size][stays]
+    shard.period_end[slots] = units.period_end[: units.table.size][stays]
     return shard
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.aggregates import (
+    AGGREGATE_KINDS,
     COUNT,
-    KINDS,
     Count,
     Exact,
     Mean,
@@ -69,11 +69,11 @@ def test_a_sum_without_public_bounds_has_no_sensitivity(
     needs_bounds(Aggregate("v", "sum", "x", (-float(MAX_GRID_VALUE), 0.0)), "here")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AGGREGATE_KINDS)
 def test_each_kind_takes_a_column_and_bounds_or_neither(kind: str, refused: Refused) -> None:
     neither: dict[str, Any] = {"name": "v", "kind": kind}
     both = {**neither, "column": "x", "bounds": (-3.0, 9.0)}
-    fits, wrong = (both, neither) if KINDS[kind].bounded else (neither, both)
+    fits, wrong = (both, neither) if AGGREGATE_KINDS[kind].bounded else (neither, both)
     check(Aggregate(**fits), 1)
     halves = [{**neither, name: both[name]} for name in ("column", "bounds")]
     for settings in (wrong, *halves):

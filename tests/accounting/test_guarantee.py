@@ -202,7 +202,7 @@ def test_one_budget_for_ever_counts_pairs_once(make_plan: Make) -> None:
 
 def test_numbers_without_a_guarantee_say_so(make_plan: Make) -> None:
     plan = make_plan()
-    budget = msgspec.structs.replace(allocate(plan), sound=False)
+    budget = msgspec.structs.replace(allocate(plan), has_guarantee=False)
     figures = describe(plan, budget)
     assert NOT_SOUND == "as published: the stated guarantee does NOT hold"
     assert details_text(plan, budget).startswith(f"Guarantee   {NOT_SOUND}")
@@ -455,7 +455,7 @@ def test_a_stream_without_end_shows_a_few_periods_and_says_so() -> None:
 
 
 def test_budgets_that_guarantee_nothing_are_of_one_family_and_period() -> None:
-    budget = msgspec.structs.replace(allocate(months()), sound=False)
+    budget = msgspec.structs.replace(allocate(months()), has_guarantee=False)
     [row] = promises(months(), budget)
     assert row.chosen and row.periods == 1 and row.lifetime == (budget.epsilon, budget.delta)
     assert promise_lines(months(), budget) == []

@@ -58,7 +58,7 @@ class Pair:
 def of_each_kind() -> tuple[Aggregate, ...]:
     """A column of each kind; bounds differ, so that none is made from the sums of another."""
     columns = []
-    for at, (name, kind) in enumerate(aggregates.KINDS.items()):
+    for at, (name, kind) in enumerate(aggregates.AGGREGATE_KINDS.items()):
         values = (
             {"column": "value", "bounds": (-2.0, 5.0 + at), "grid": 0.5} if kind.bounded else {}
         )

@@ -239,7 +239,7 @@ def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for slot, page in enumerate(pages):
             trace.counts[window, page, trigger] = seen[id(states)][slot]
-            trace.selected_after[window, page, trigger] = bool(states.round[slot])
+            trace.selected_after[window, page, trigger] = bool(states.selected[slot])
         if "thresholds" in states.scratch and not trace.tau:
             trace.tau = states.scratch["thresholds"]._tau.tolist()
         return real(store, window, shard, trigger, states, result)

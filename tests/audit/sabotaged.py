@@ -135,7 +135,7 @@ def _counted_again_once_selected(real: Any) -> Any:
 
         def marked(owners: Any, units: Any, stale: Any = None) -> Any:
             units = units.copy()
-            units[:, 1] ^= states.round[owners].astype(np.uint64)
+            units[:, 1] ^= states.selected[owners].astype(np.uint64)
             return add(owners, units, stale)
 
         with mock.patch.object(states.pairs, "add", marked):

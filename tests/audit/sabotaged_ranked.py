@@ -16,7 +16,7 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import Design
 from dpstream.accounting.plan.plan import with_privacy
 from dpstream.dp_transforms import aggregation, bounding, step
-from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.state.keycounts import KeyCounts
@@ -71,8 +71,8 @@ def _weight_added_again(real: Any) -> Any:
         slots = states.table.find(ids)
         states.values[: states.size, -1] = 0
         states.values[: len(before), -1] = before
-        open_ = states.round[slots] == 0
-        added = weights[numbers(rows.column("rank"))]
+        open_ = states.selected[slots] == 0
+        added = weights[numpy_view(rows.column("rank"))]
         np.add.at(states.values[:, -1], slots[open_], added[open_])
         return out
 
@@ -132,7 +132,7 @@ def _set_forgotten_once_selected(real: Any) -> Any:
 
     def fresh_units(plan: Any, states: Any, slots: Any, rows: Any) -> Any:
         chosen, _ = real(plan, states, slots, rows)
-        chosen = np.union1d(chosen, np.flatnonzero(states.round[slots] > 0))
+        chosen = np.union1d(chosen, np.flatnonzero(states.selected[slots] > 0))
         return chosen, ids_of(rows.column("unit"))[chosen]
 
     return fresh_units

@@ -93,7 +93,9 @@ def test_the_pairs_reach_what_they_claim() -> None:
     assert {pair.plan for pair in pairs} == set(plans().values())
     assert all(pair.unit for pair in pairs)
     assert {pair.plan.privacy.strategy for pair in pairs} == {"tree", "blt", "dense"}
-    assert {a.kind for pair in pairs for a in pair.plan.aggregates} == set(aggregates.KINDS)
+    assert {a.kind for pair in pairs for a in pair.plan.aggregates} == set(
+        aggregates.AGGREGATE_KINDS
+    )
 
 
 def test_ranked_pairs_repeat_a_unit_within_a_micro_batch(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dpstream.dp_transforms.batches import (
     HAND_OVER,
     concat,
     ids_of,
-    numbers,
+    numpy_view,
     split_by_shard,
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
@@ -87,10 +87,10 @@ def _count(trigger_times: int) -> Callable[[], ShardCallback]:
 
         def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
             rows = concat(batches, _SCHEMA)
-            trigger_time = numbers(rows.column("trigger_time"))
+            trigger_time = numpy_view(rows.column("trigger_time"))
             rows = rows.take(pa.array(np.argsort(trigger_time, kind="stable")))
             bounds = np.searchsorted(
-                numbers(rows.column("trigger_time")), np.arange(1, trigger_times + 2)
+                numpy_view(rows.column("trigger_time")), np.arange(1, trigger_times + 2)
             )
             states = KeyShard(pa.schema([("key", pa.string())]), 0)
             counts = np.zeros(0, np.int64)

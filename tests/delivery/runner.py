@@ -324,7 +324,9 @@ class Runner:
             name, parts = element.value
             window, trigger = name
             self.sealed.append(self._seal(window, trigger, parts))
-            self.state.coming["delivered"].append(Element(element.at, delivery.named(name, True)))
+            self.state.coming["delivered"].append(
+                Element(element.at, delivery.release_name_row(name, True))
+            )
         else:
             self._put(stage, *element.value)
 

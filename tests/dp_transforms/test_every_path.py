@@ -26,7 +26,7 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding, flow, skipping, step
-from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
@@ -126,7 +126,7 @@ def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
         return np.array([name in chosen for name in names], np.bool_)
 
     def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
-        units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
+        units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         new = [
             Row(unit.tobytes(), window, trigger, page, int(i))

@@ -147,7 +147,7 @@ def forgotten_after_selection(real: Any) -> Any:
 
     def fresh_units(plan: Plan, states: Any, slots: Any, rows: Any) -> Any:
         chosen, _ = real(plan, states, slots, rows)
-        chosen = np.union1d(chosen, np.flatnonzero(states.round[slots] > 0))
+        chosen = np.union1d(chosen, np.flatnonzero(states.selected[slots] > 0))
         return chosen, ids_of(rows.column("unit"))[chosen]
 
     return fresh_units

@@ -21,7 +21,7 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow, perturbation, step
-from dpstream.dp_transforms.batches import ids_of, numbers
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.dp_transforms.published_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
@@ -85,7 +85,7 @@ def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
         return np.array([name in chosen for name in names], np.bool_)
 
     def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
-        units, index = ids_of(batch.column("unit")), numbers(batch.column("_index"))
+        units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         rows.extend(
             Row(unit.tobytes(), window, trigger, page, int(i))
@@ -244,7 +244,7 @@ def forgotten_in_mid_window() -> Iterator[None]:
             if remembered.columns is not None and len(remembered.of(window)):
                 keys = remembered.columns.take(pa.array(remembered.of(window)))
                 slots = states.table.find(ids_of(keys.column("_id").combine_chunks()))
-                states.round[slots] = 0
+                states.selected[slots] = 0
         return compute(stepper, states, window, shard, trigger, *rest)
 
     with mock.patch.object(step.Stepper, "_compute", forget):

@@ -97,13 +97,13 @@ def test_units_count_once_and_values_add_up() -> None:
 def test_a_key_that_was_selected_counts_no_more_units() -> None:
     plan = make_plan()
     states = states_of(plan, [0])
-    states.round[0] = 1
+    states.selected[0] = 1
     update = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {})]), None)
     assert states.units[0] == 0 and states.values[0].tolist() == [1]
     assert update.touched.tolist() == [0] and len(update.pair_slots) == 0
     counted = make_plan(aggregates=(UNITS,))  # unless their count is published
     states = states_of(counted, [0])
-    states.round[0] = 1
+    states.selected[0] = 1
     aggregate(counted, states, *batch_of(counted, [(1, 0, 0, {})]), None)
     assert states.units[0] == 1
 

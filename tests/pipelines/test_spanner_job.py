@@ -21,7 +21,7 @@ from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from dpstream.state.spanner import client as spanner_client
 from dpstream.state.spanner.client import connect
-from dpstream.state.spanner.schema import create_tables, named, read_metadata, swap_metadata
+from dpstream.state.spanner.schema import create_tables, note_name, read_metadata, swap_metadata
 from tests import accounts, emulator
 from tests.emulator import CANARY, refusing
 from tests.faults.processes import files
@@ -100,7 +100,7 @@ def test_a_charged_job_on_spanner(tmp_path: Path, url: str) -> None:
     assert changed["field"] == "store" and "--fresh" not in str(changed["fix"])
     assert f".store={url}-2 " in str(changed["fix"])
     there.write_text(text)
-    name = named(0, "token")
+    name = note_name(0, "token")
     token = swap_metadata(connect(url), name, read_metadata(connect(url), name), "0" * 32)
     assert token and "older or forked" in str(call("run", there, code=3)["rule"])
 

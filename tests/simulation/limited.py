@@ -150,7 +150,7 @@ class LimitedStore(LimitedRetention, Store):
             states.key_columns(np.array([slot])).to_pylist()[0],
             int(states.units[slot]),
             tuple(states.values[slot].tolist()),
-            int(states.round[slot]),
+            int(states.selected[slot]),
             int(states.due[slot]),
             (before.pairs if before else frozenset()) | frozenset(fresh),
         )
@@ -234,7 +234,7 @@ class LimitedStore(LimitedRetention, Store):
             loaded[unit] = 0 if row is None else row[0]
             if row is not None:
                 slot = units.intern(ids_from([unit]))  # it may put larger counters in place
-                units.counts[slot], units.until[slot], units.indices[slot] = row
+                units.counts[slot], units.period_end[slot], units.indices[slot] = row
                 had = [r for r in self.database.admitted[shard] if r.unit == unit]
                 enter_keys(units, admitted_of(had, np.repeat(slot, len(had))))
         # Not before: a part of a decision may have been committed since the shard was read.
@@ -253,7 +253,7 @@ class LimitedStore(LimitedRetention, Store):
         for row, slot in enumerate(admitted.unit.tolist()):
             unit = units.table.ids[slot].tobytes()
             by_unit[unit].append(record_of(unit, admitted, row))
-            until[unit] = int(units.until[slot])
+            until[unit] = int(units.period_end[slot])
         names, limit = list(by_unit), self.database.limit
         assert by_unit.keys() <= loaded.keys(), "a unit was admitted that was not loaded"
         self.database.random.shuffle(names)
@@ -309,7 +309,7 @@ def _enter(states: KeyShard, key: bytes, row: KeyRow) -> None:
     columns = pa.RecordBatch.from_pylist([row.key], schema=states._schema)
     slot = states.intern(ids_from([key]), columns)
     states.units[slot], states.values[slot] = row.units, row.values
-    states.round[slot], states.due[slot] = row.round, row.due
+    states.selected[slot], states.due[slot] = row.round, row.due
     states.done[slot] = row.taken > states.committed
     units = ids_from(sorted(row.pairs))
     states.pairs.add(np.repeat(slot, len(units)), units)

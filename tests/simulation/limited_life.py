@@ -386,7 +386,7 @@ class LimitedRetention(RetentionStore):
                 key,
                 int(piece.units[row]),
                 tuple(piece.values[row].tolist()),
-                int(piece.round[row]),
+                int(piece.selected[row]),
                 int(piece.due[row]),
                 frozenset(pairs.get(row, ())),
             )
@@ -400,7 +400,7 @@ class LimitedRetention(RetentionStore):
 
     def put_units(self, shard: int, piece: UnitPiece) -> None:
         counts = self.database.counts[shard]
-        columns = piece.counts.tolist(), piece.until.tolist(), piece.indices.tolist()
+        columns = piece.counts.tolist(), piece.period_end.tolist(), piece.indices.tolist()
         for unit, *row in zip(piece.ids, *columns, strict=True):
             assert unit.tobytes() not in counts, "a unit was put before"
             counts[unit.tobytes()] = row[0], row[1], row[2]

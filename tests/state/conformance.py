@@ -72,7 +72,7 @@ def change(
     changed = np.unique(slots)
     states.units[changed] += seed
     states.values[changed] += [seed, -3 * seed]
-    states.round[changed] += seed % 2
+    states.selected[changed] += seed % 2
     odd = states.table.ids[changed, 0] % 2 == 1  # of the key, not of the slot it happens to have
     states.due[changed] = np.where(odd, seed + 1, NEVER)
     units = ids([1000 + seed] * len(changed))
@@ -132,7 +132,7 @@ def picture(states: KeyShard) -> dict[str, Any]:
             keys[slot],
             int(states.units[slot]),
             states.values[slot].tolist(),
-            int(states.round[slot]),
+            int(states.selected[slot]),
             int(states.due[slot]),
             bool(states.done[slot]),
             unit_probes,

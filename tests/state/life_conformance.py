@@ -99,7 +99,7 @@ def decide_units(
     slots = states.intern(spread(units))
     states.counts[slots] += 1
     if until is not None:
-        states.until[slots] = until
+        states.period_end[slots] = until
     where = np.full(len(units), 3, np.int32), np.array(units, np.int64) + 100 * trigger_time
     one, trigger_times = np.ones(len(units), np.int32), np.full(len(units), trigger_time, np.int32)
     admitted = Admitted(*where, slots.astype(np.int32), one, trigger_times, one * 7)

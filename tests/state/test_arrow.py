@@ -130,7 +130,7 @@ def test_decisions_are_replayed_with_their_ranks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arrow, "_PIECE_ROWS", 1)
     units = UnitShard()
     slots = units.intern(ids([7, 8, 9]))
-    units.until[slots] = [4, 5, 6]
+    units.period_end[slots] = [4, 5, 6]
     admitted = records((0, 100, 2, 3, 1), (1, 40, 0, 1, 1), (0, 7, 2, 2, 1), ranks=[0, 4, 3])
     rows = commits(units, admitted)
     assert len(rows) == 3  # a unit, and a record that may be of a later one, in each
@@ -138,7 +138,7 @@ def test_decisions_are_replayed_with_their_ranks(monkeypatch: pytest.MonkeyPatch
     replica, admitted_records = UnitShard(), records_of([*rows, empty])
     replay_units(replica, rows)
     assert replica.table.ids.tolist() == units.table.ids.tolist() and replica.decided == 1
-    assert replica.counts[:3].tolist() == [1, 0, 5] and replica.until[:3].tolist() == [4, 5, 6]
+    assert replica.counts[:3].tolist() == [1, 0, 5] and replica.period_end[:3].tolist() == [4, 5, 6]
     assert admitted_records.offset.tolist() == [100, 40, 7] and admitted_records.rank is not None
     assert admitted_records.rank.tolist() == [0, 4, 3] and admitted_records.unit.tolist() == [
         2,
@@ -156,7 +156,7 @@ def test_counts_of_a_snapshot_are_no_sums() -> None:
     ((before, new, records_blob),) = unit_blobs(units, records((0, 1, 1, 1, 9)), all_units=True)
     replica = UnitShard()
     replay_units(replica, [AdmissionRow(9, arrow.from_bytes(new), records_blob)])
-    assert before == 0 and replica.counts[:2].tolist() == [5, 2] and replica.until[0] > 1 << 30
+    assert before == 0 and replica.counts[:2].tolist() == [5, 2] and replica.period_end[0] > 1 << 30
 
 
 def test_a_bound_per_key_is_replayed_from_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from dpstream.state import keycounts
 from dpstream.state.idtable import IdTable, PairSet
 from dpstream.state.keycounts import KeyCounts, Taken, Wanted
 from dpstream.state.npz import DAMAGED, TooLargeError, arrays_of
-from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, constant, mask, mask_of, valid_of, values_of
 from tests.golden.refusals import Refused
 
 #: Few distinct words, so that ids repeat and collide in their low bits.
@@ -242,7 +242,7 @@ def test_numbers_there_and_back(given: list[int | None], cut: tuple[int, int]) -
     assert valid.tolist() == [x is not None for x in column.to_pylist()]
     values = values_of(column)
     assert values[valid].tolist() == [x for x in column.to_pylist() if x is not None]
-    again = numbers(values, ~valid)
+    again = arrow_numbers(values, ~valid)
     assert again.equals(column) and again.null_count == column.null_count
     halves = pa.chunked_array([column[:3], column[3:]])
     assert values_of(halves)[valid].tolist() == values[valid].tolist()
@@ -273,9 +273,9 @@ def test_nothing_here_imports_pandas() -> None:
     code = """
 import sys
 import numpy as np, pyarrow as pa
-from dpstream.state.numbers import constant, mask, mask_of, numbers, valid_of, values_of
-values_of(pa.chunked_array([numbers(np.arange(3)), numbers(np.arange(4))]))
-mask_of(mask(valid_of(numbers(np.arange(3.0), np.ones(3, bool)))))
+from dpstream.state.numbers import constant, mask, mask_of, arrow_numbers, valid_of, values_of
+values_of(pa.chunked_array([arrow_numbers(np.arange(3)), arrow_numbers(np.arange(4))]))
+mask_of(mask(valid_of(arrow_numbers(np.arange(3.0), np.ones(3, bool)))))
 for value, kind in ((1, pa.int8()), ("a", pa.string()), (0, pa.timestamp("us"))):
     constant(value, kind)
 print("pandas" in sys.modules)
@@ -351,7 +351,7 @@ def test_a_small_file_takes_little_memory_to_be_refused(tmp_path: Path, refused:
 @pytest.mark.parametrize("kind", ["int32", "int64", "float64"])
 def test_each_kind_of_number(kind: str) -> None:
     values = np.array([1, -2, 3], kind)[::2]  # not in one piece
-    assert numbers(values).equals(pa.array([1, 3], kind))
+    assert arrow_numbers(values).equals(pa.array([1, 3], kind))
     assert values_of(pa.array(values)).tolist() == [1, 3]
     assert values_of(pa.nulls(0, kind)).dtype == kind and not len(values_of(pa.chunked_array(
         [], kind)))  # fmt: skip

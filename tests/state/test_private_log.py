@@ -31,6 +31,7 @@ from dpstream.state.disk_errors import (
     UNKNOWN,
     cause_at,
     cause_of,
+    decode_error,
     failed_read,
     file_error,
     lock_failure,
@@ -38,7 +39,6 @@ from dpstream.state.disk_errors import (
     out_of_memory,
     read_failure,
     require_folder,
-    verdict,
 )
 from dpstream.state.private_log import (
     DEBUG,
@@ -296,14 +296,14 @@ def test_a_file_is_damaged_only_if_it_can_be_read(
     damaged = UsageError("table.path", "is not Parquet", "correct it")
     file = tmp_path / "file"
     file.write_bytes(b"none")
-    assert verdict(damaged, ValueError("text"), file, tmp_path / "none") is damaged
-    assert verdict(damaged, OSError("a library's own"), file) is damaged
+    assert decode_error(damaged, ValueError("text"), file, tmp_path / "none") is damaged
+    assert decode_error(damaged, OSError("a library's own"), file) is damaged
     for error in (OSError(errno.EIO, "text"), MemoryError("text")):
-        named = verdict(damaged, error, file)
+        named = decode_error(damaged, error, file)
         assert named.field == "table.path" and cause_of(error).reason in named.rule
     with monkeypatch.context() as patch:
         failing(patch, "open", errno.EIO, builtins)
-        named = verdict(damaged, ValueError("text"), file)
+        named = decode_error(damaged, ValueError("text"), file)
     assert DEVICE.reason in named.rule and named.fix == DEVICE.fix and "secret" not in str(named)
 
 

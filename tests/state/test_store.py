@@ -259,7 +259,7 @@ def test_some_keys_take_their_pairs_along() -> None:
     subset = take_keys(piece, np.array([3, 1]))
     assert subset.keys["page"].to_pylist() == ["p3", "p1"] and subset.units.tolist() == [30, 10]
     assert subset.values.tolist() == [[3, -3], [1, -1]] and subset.done.tolist() == [True, True]
-    assert (subset.due.tolist(), subset.round.tolist()) == ([4, 2], [5, 3])
+    assert (subset.due.tolist(), subset.selected.tolist()) == ([4, 2], [5, 3])
     assert subset.pair_rows.tolist() == [0, 0, 1]
     assert subset.pair_units.tolist() == ids([103, 203, 101]).tolist()
 

@@ -387,7 +387,7 @@ def _planned(solved: Solved, objective: str = "total") -> Plan:
     return Plan(solved.strategy, objective, solved.error, solved.floor, solved.certificate)
 
 
-def named(workload: Workload, name: str) -> CellStrategy:
+def strategy_named(workload: Workload, name: str) -> CellStrategy:
     """Return a strategy by its name.
 
     Raises:

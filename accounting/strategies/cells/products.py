@@ -57,13 +57,13 @@ from dpstream.accounting.workloads.workload import Workload, workload_of
 #: Cells of an attribute above which ranges and prefixes are solved so.
 MANY_CELLS = 4096
 #: Kinds of factors that are solved so, and cells of the grid that the first weights come from.
-KINDS, _COARSE = ("range", "prefix"), 1024
+INTERVAL_KINDS, _COARSE = ("range", "prefix"), 1024
 #: Columns worked on at a time; what an eigenvalue may be off, in units of the largest.
 _COLUMNS, _OFF = 512, 64 * 2.0**-52
 
 
 #: Kinds of factors whose variances are running sums too.
-SUMMED = (*KINDS, "identity", "total", "width")
+SUMMED = (*INTERVAL_KINDS, "identity", "total", "width")
 
 
 class _Decomposed(NamedTuple):
@@ -76,7 +76,7 @@ class _Decomposed(NamedTuple):
 
 def is_tridiagonal(factor: Factor) -> bool:
     """Return whether a factor is one that this module solves."""
-    return factor.kind in KINDS and not factor.relative
+    return factor.kind in INTERVAL_KINDS and not factor.relative
 
 
 @one_thread()
@@ -86,7 +86,7 @@ def tridiagonal_optimum(
     """Return the optimum of all ranges or prefixes, to a relative gap.
 
     Args:
-        factor: of a kind in KINDS, its rows not divided by their norms.
+        factor: of a kind in INTERVAL_KINDS, its rows not divided by their norms.
         most: largest number of points that are tried.
         others: further factors of the attribute whose spreads are computed too; factors that are
             not running sums are left out.

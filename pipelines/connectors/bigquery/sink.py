@@ -185,12 +185,12 @@ class BigQueryTables(ServiceClient):
             )
             fields = stream.table_schema.fields
         except exceptions.NotFound:
-            raise RunError("sink.table", f"{words_for(table)}is not there", _MAKE) from None
+            raise RunError("sink.table", f"{message_prefix(table)}is not there", _MAKE) from None
         except Exception as error:
             raise failed("sink.table", error, "cannot be reached") from None
         wrong = misfits(schema, fields)
         if wrong:
-            raise PolicyError("sink.table", f"{words_for(table)}does not fit: {wrong}", _MAKE)
+            raise PolicyError("sink.table", f"{message_prefix(table)}does not fit: {wrong}", _MAKE)
 
     def append(self, table: str, schema: pa.Schema, rows: Iterable[bytes]) -> None:
         """Append rows and wait until all are acknowledged.
@@ -268,7 +268,7 @@ def default_stream(table: str) -> str:
     return f"projects/{project}/datasets/{dataset}/tables/{name}/streams/_default"
 
 
-def words_for(table: str) -> str:
+def message_prefix(table: str) -> str:
     """Return words for the second of the tables; empty for the first."""
     return "TABLE_seals " if table.endswith("_seals") else ""
 

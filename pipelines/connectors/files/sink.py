@@ -68,7 +68,7 @@ class Verdict(Enum):
     OTHER = "other"
 
 
-def verdict(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool = True) -> Verdict:
+def compare_file(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool = True) -> Verdict:
     """Return the relation of the bytes of a file to a committed release.
 
     Args:
@@ -219,7 +219,7 @@ class FileSink(ReadableSink):
         return self.folder / release_path(*name_of_release(batch), self.kind)
 
     def _verdict(self, path: Path, batch: pa.RecordBatch) -> Verdict:
-        return verdict(path.read_bytes(), batch, path.suffix[1:], self.guard)
+        return compare_file(path.read_bytes(), batch, path.suffix[1:], self.guard)
 
     def _put(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Path]:
         """The releases' files, those that are there compared first."""

@@ -32,10 +32,10 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.connectors.input_files import (
     SourceFile,
+    file_in_words,
     fingerprint_parts,
     identity_part,
     manifest,
-    named,
 )
 from dpstream.pipelines.connectors.inputs import (
     Backpressure,
@@ -45,7 +45,7 @@ from dpstream.pipelines.connectors.inputs import (
     placed,
     read_transform,
 )
-from dpstream.pipelines.connectors.query import in_cells, queried
+from dpstream.pipelines.connectors.query import add_cells, apply_query
 from dpstream.pipelines.formats.compression import checked_codec, plain, refuse_packed_parquet
 from dpstream.pipelines.formats.parquet import read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, refuse, unreadable
@@ -105,15 +105,15 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
 def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
     kind = job.source.kind
     if kind == "parquet":
-        starts = row_groups(file.path, job.columns, "table.path", named(file))
+        starts = row_groups(file.path, job.columns, "table.path", file_in_words(file))
         if starts is None:
-            refuse_packed_parquet(file.path, "table.path", named(file))
+            refuse_packed_parquet(file.path, "table.path", file_in_words(file))
             yield "unreadable", file.partition, file.path, 0, 0
         for group, first_row in enumerate(starts or ()):
             yield kind, file.partition, file.path, group, first_row
         return
     with open(file.path, "rb") as raw:
-        codec = checked_codec(raw, file.path, kind, "table.path", named(file))
+        codec = checked_codec(raw, file.path, kind, "table.path", file_in_words(file))
         header = csv_header(plain(raw, codec)) if kind == "csv" else None
     if header is not None:
         csv_positions(header, job.columns)
@@ -353,7 +353,7 @@ def canonical_records(job: Job, plan: Plan, ring: KeyRing) -> Iterator[pa.Record
     if plan.public_keys is not None:
         public = public_key_ids(plan, ring, canonical_public_keys(plan, read_public_keys(job)))
     ingest = Canonicaliser(plan, ring, public)
-    for batch in in_cells(job, queried(job, batches(job))):
+    for batch in add_cells(job, apply_query(job, batches(job))):
         yield ingest(batch)[0]
 
 

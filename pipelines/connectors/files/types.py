@@ -180,7 +180,8 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
 
     def fix(kind: pa.DataType) -> str:
         declared = _declared(kind)
-        if declared is not None:
+        names_records = where == "table.record_id"  # which a boolean cannot
+        if declared is not None and not (names_records and declared == "bool"):
             if form is None:
                 return f'write type = "{declared}" in the unit of the data set'
             table = f'{{ column = "{field.column}", type = "{declared}" }}'

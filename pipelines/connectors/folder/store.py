@@ -334,7 +334,7 @@ class SeenFiles(NamedTuple):
         at = bisect.bisect_left(self.recent, entry)
         return entry <= self.floor or self.recent[at : at + 1] == (entry,)
 
-    def more(self, entries: Iterable[Entry]) -> "SeenFiles":
+    def with_entries(self, entries: Iterable[Entry]) -> "SeenFiles":
         """Return the same with new entries done."""
         merged = sorted({*self.recent, *entries})
         low, high = merged[:-LOOK_BACK], tuple(merged[-LOOK_BACK:])
@@ -394,7 +394,7 @@ class Markers:
             if at > now or seen.has((at, digest)):
                 continue
             files, refused = self._read(name, at)
-            seen = seen.more([(at, digest)])
+            seen = seen.with_entries([(at, digest)])
             yield Step(seen, files, refused, at - self.behind)
 
     def instants(self, seen: SeenFiles) -> Iterator[tuple[int, str]]:
@@ -497,7 +497,7 @@ class Settled:
         before = {digest for _, digest in seen.recent}
         for start in range(0, len(ready), FILES_AT_ONCE):
             chunk = ready[start : start + FILES_AT_ONCE]
-            seen = seen.more(entry for entry, _ in chunk)
+            seen = seen.with_entries(entry for entry, _ in chunk)
             again = [info.name for entry, info in chunk if entry[1] in before]
             yield Step(
                 seen,

@@ -37,7 +37,7 @@ from dpstream.accounting.regions.space import Budget, Space
 from dpstream.pipelines.session.records import manifest
 from dpstream.pipelines.session.records.manifest import HASHER, Manifest, Part, digest
 from dpstream.state import locks
-from dpstream.state.disk_errors import file_error, file_errors, verdict
+from dpstream.state.disk_errors import decode_error, file_error, file_errors
 from dpstream.state.durable import PRIVATE, make_folder, put_once, sweep
 
 #: Rows of a part, and of its row groups.
@@ -125,7 +125,7 @@ def read_part(folder: Path, part: Part, columns: list[str] | None = None) -> pa.
     try:
         return pq.read_table(pa.OSFile(str(folder / part.name)), columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        failure = verdict(damaged(), error, folder / part.name)
+        failure = decode_error(damaged(), error, folder / part.name)
     raise failure
 
 

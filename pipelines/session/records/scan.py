@@ -48,7 +48,7 @@ from dpstream.pipelines.session.records.parts import (
 )
 from dpstream.pipelines.tables.files import allow_paths, read_parquet
 from dpstream.state.connecting import Closing
-from dpstream.state.disk_errors import failed_read, verdict
+from dpstream.state.disk_errors import decode_error, failed_read
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.
 MAX_LIST, MAX_ROWS, FEW = 1 << 14, 1 << 20, 2
@@ -370,7 +370,7 @@ class Scan(Closing):
         try:
             return [stamp_of(path) for path in self._paths]
         except OSError as error:
-            raise verdict(damaged(), error) from None
+            raise decode_error(damaged(), error) from None
 
 
 class _Rows(NamedTuple):

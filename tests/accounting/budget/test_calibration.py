@@ -53,7 +53,7 @@ def streams(budget: Budget) -> list[StreamNoise | None]:
 
 
 def check_same(ours: Budget, theirs: Budget) -> None:
-    plain = ("epsilon", "delta", "mu", "theta", "b", "sound")
+    plain = ("epsilon", "delta", "mu", "theta", "b", "has_guarantee")
     assert [getattr(ours, name) for name in plain] == [getattr(theirs, name) for name in plain]
     for a, b in zip(streams(ours), streams(theirs), strict=True):
         assert (a is None) == (b is None)
@@ -91,7 +91,7 @@ def test_read_back_to_the_bit(name: str, make_plan: Make) -> None:
 def test_numbers_without_a_guarantee_are_marked(make_plan: Make) -> None:
     """And only they: the text of a sound run does not have the word."""
     plan = make_plan()
-    given = msgspec.structs.replace(allocate(plan), sound=False)
+    given = msgspec.structs.replace(allocate(plan), has_guarantee=False)
     text = committed_text(plan, given)
     check_same(calibrated(plan, text).budget, given)
     assert '"unsound":true' in text and "unsound" not in calibrate(plan)

@@ -66,7 +66,7 @@ def test_only_what_is_said_is_hashed() -> None:
     plans = [make_plan(remember=r) for r in (None, "run", "never", STEP, 2 * STEP)]
     assert len({plan.hash for plan in plans}) == 5
     one: list[Plan] = [make_plan(windows=1, remember=r) for r in (None, "never")]
-    assert allocate(one[0]).sound and one[0].hash != one[1].hash
+    assert allocate(one[0]).has_guarantee and one[0].hash != one[1].hash
 
 
 def test_the_guarantee_says_it() -> None:

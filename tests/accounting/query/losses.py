@@ -10,11 +10,11 @@ def loss(budget: QueryBudget, groups: int) -> float:
     if budget.selection is not None and budget.selection.optimum:
         return groups / budget.groups
     if budget.mu is None:
-        moved = (p.part.absolute(groups) * p.part.unit / p.scale for p in budget.parts)
+        moved = (p.part.l1(groups) * p.part.unit / p.scale for p in budget.parts)
         return budget.reserved + math.fsum(moved) / budget.epsilon
     used = [budget.reserved]
     used += [
-        p.part.squared(groups) * (p.part.unit / p.scale / budget.mu) ** 2 for p in budget.parts
+        p.part.l2_squared(groups) * (p.part.unit / p.scale / budget.mu) ** 2 for p in budget.parts
     ]
     if budget.selection is not None:
         weight = budget.selection.weights[groups - 1]

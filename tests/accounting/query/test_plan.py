@@ -301,13 +301,13 @@ def test_ranges_hold_every_table_of_rows(column: QueryColumn) -> None:
 
 def test_effects_of_a_unit() -> None:
     total, count = parts_of(query(MEAN))
-    assert [total.squared(n) for n in (1, 4)] == [3600, 4 * 3600]
-    assert [count.squared(n) for n in (1, 4)] == [9, 36]
+    assert [total.l2_squared(n) for n in (1, 4)] == [3600, 4 * 3600]
+    assert [count.l2_squared(n) for n in (1, 4)] == [9, 36]
     [tree] = parts_of(query(QUANTILES))
-    assert tree.squared(3) == 3 * 2**2 * 5
+    assert tree.l2_squared(3) == 3 * 2**2 * 5
     total, count = parts_of(query(MEAN, groups=None, norm=4.0))
-    assert [count.squared(n) for n in (1, 2, 9)] == [9, 16, 16]
-    assert total.squared(100) == (4 * 20) ** 2
+    assert [count.l2_squared(n) for n in (1, 2, 9)] == [9, 16, 16]
+    assert total.l2_squared(100) == (4 * 20) ** 2
     assert count.alone == 3 * count.unit and total.unit == 1 << 16
 
 
@@ -333,7 +333,7 @@ def test_ranges_of_either_sign() -> None:
     assert ranges(QueryColumn("n", "count", 2, 9, per="group")) == [("count", 0, 9, 1)]
     assert ranges(QueryColumn("s", "sum", -4, -1, rows=3)) == [("sum", -12, 0, 1)]
     low = parts_of(query(QueryColumn("s", "sum", -9, 2, per="group")))[0]
-    assert low.most == 9 and low.squared(2) == 2 * 81 and low.alone == 9
+    assert low.most == 9 and low.l2_squared(2) == 2 * 81 and low.alone == 9
 
 
 @pytest.mark.parametrize(("low", "high"), [(50, 150), (-150, -50), (-150, 50), (0, 150)])
@@ -341,7 +341,7 @@ def test_a_unit_that_comes_or_goes_moves_a_sum_by_its_farther_bound(low: int, hi
     """Absent (0) or in the bounds: never by the width of the bounds alone."""
     part = parts_of(query(QueryColumn("s", "sum", low, high, per="group")))[0]
     assert (part.low, part.high) == (min(low, 0), max(high, 0))
-    assert part.most == 150 and part.squared(3) == 3 * 150**2 and part.alone == 150
+    assert part.most == 150 and part.l2_squared(3) == 3 * 150**2 and part.alone == 150
 
 
 def test_every_part_can_be_absent() -> None:

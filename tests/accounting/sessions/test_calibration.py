@@ -19,14 +19,21 @@ from scipy import stats
 
 from dpstream.accounting import limits
 from dpstream.accounting.query.parts import QueryPart, cell_at, cells_of
-from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
+from dpstream.accounting.regions.space import (
+    Budget,
+    BudgetKind,
+    Category,
+    Integer,
+    Real,
+    Space,
+    Timestamp,
+)
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
     Axis,
     Cells,
-    Kind,
     Question,
     along,
     average,
@@ -53,7 +60,7 @@ from tests.sessions import QUESTIONS, SHAPES, boxes_of, points, space
 SPACE = space()
 
 
-def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
+def spent(kind: BudgetKind, question: Question, cell: int, boxes: object) -> Fraction:
     """What the parts of one cell cost together at their sensitivity, exactly."""
     total = Fraction()
     for measures in calibrated(SPACE, question, boxes):  # type: ignore[arg-type]
@@ -66,7 +73,7 @@ def spent(kind: Kind, question: Question, cell: int, boxes: object) -> Fraction:
 
 @pytest.mark.parametrize("kind", ["epsilon", "rho"])
 @pytest.mark.parametrize("amount", [7, 333_333, 1_000_000, 7_654_321])
-def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
+def test_a_cell_spends_its_amount_and_no_more(kind: BudgetKind, amount: int) -> None:
     for cells, ranges in SHAPES:
         for aggregates in QUESTIONS:
             boxes = boxes_of(SPACE, cells, ranges)
@@ -77,7 +84,7 @@ def test_a_cell_spends_its_amount_and_no_more(kind: Kind, amount: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "rho"])
-def test_scales_are_the_least_floats(kind: Kind) -> None:
+def test_scales_are_the_least_floats(kind: BudgetKind) -> None:
     for most in (1, 3, 7, 1_000_003):
         for amount in (Fraction(1, 10**6), Fraction(1, 3), Fraction(7, 10), Fraction(1000)):
             part = QueryPart("", "sum", 0, most, 9, None, 0, 1.0)
@@ -92,7 +99,7 @@ def test_scales_are_the_least_floats(kind: Kind) -> None:
 
 
 def test_known_scales() -> None:
-    def scales(kind: Kind, *aggregates: Aggregate) -> list[float]:
+    def scales(kind: BudgetKind, *aggregates: Aggregate) -> list[float]:
         question = Question(kind=kind, amount=500_000, aggregates=aggregates)
         measures = calibrated(SPACE, question, SPACE.everything)
         return [noise.scale for of in measures for noise in of.each[0].noises]

@@ -534,7 +534,7 @@ def test_total_of_tuning_and_stream_is_gaussian_composition() -> None:
     assert tuned.warnings() == []
     # Without a guarantee of the stream, or with none left, there is no total to tell.
     spent = msgspec.structs.replace(budget, b=1.0)
-    for other in (msgspec.structs.replace(budget, sound=False), spent):
+    for other in (msgspec.structs.replace(budget, has_guarantee=False), spent):
         choice = tuned.describe(plan, other)
         assert choice["total"]["epsilon"] is None and "together" not in choice["text"]
     assert "bounds of total" in choice["text"] and describe(plan, budget)["choice"] is None

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from dpstream.accounting.aggregates import COUNT, KINDS
+from dpstream.accounting.aggregates import AGGREGATE_KINDS, COUNT
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.fields import Field
@@ -179,7 +179,7 @@ def totals(design: TrialDesign, rows: Released) -> Float64:
     out = np.empty(expected.shape)
     for i, column in enumerate(design.columns):
         value = rows.table.column(column.name).to_numpy().astype(np.float64) / column.grid
-        if KINDS[column.kind].divides:
+        if AGGREGATE_KINDS[column.kind].divides:
             count = fed if counts is None else rows.table.column(counts).to_numpy()
             value = np.nan_to_num((value - column.middle) * count, nan=0.0)
         out[:, i] = value - expected[:, i]

@@ -112,7 +112,7 @@ def published_budget(plan: Plan) -> Budget:
         statistic=Statistic(1, 0, 1, selection.sd, np.asarray(rounding)),
         tau=tau,
         weights=None,
-        sound=False,
+        has_guarantee=False,
     )
     check_ranges(plan, budget)
     return budget
@@ -135,7 +135,7 @@ def _stream(plan: Plan, name: str, step_effect: float, share: float, mu: float) 
     col2 = float(max(1, (triggers - 1).bit_length()))
     sensitivity = step_effect * math.sqrt(col2)
     sigma = sensitivity / (math.sqrt(share) * mu)
-    return StreamNoise(name, encoder, col2, sensitivity, share, sigma)
+    return StreamNoise(name, encoder, sensitivity, share, sigma)
 
 
 def cdp_rho(epsilon: float, delta: float) -> float:

@@ -368,7 +368,7 @@ def test_workloads(tmp_path: Path) -> None:
 def test_the_figures_of_the_paper() -> None:
     budget = published_budget(algorithm2_plan(100, 32, 6.0, 1e-9))
     selection, values = budget.selection, budget.values[0]
-    assert selection is not None and budget.tau is not None and selection.col2 == 7
+    assert selection is not None and budget.tau is not None
     rho_values = 32**2 * 7 / (2 * values.sigma**2)
     rho_selection = 32 * 7 / (2 * selection.sigma**2)
     for rho in (rho_values, rho_selection):
@@ -379,9 +379,10 @@ def test_the_figures_of_the_paper() -> None:
     assert selection.name == "selection"
     assert budget.delta * (1 - budget.theta) == pytest.approx(2e-9 / 3)
     assert 32 * (math.exp(3) + 1) * budget.b == pytest.approx(1e-9 / 3)
-    assert published_budget(algorithm2_plan(64, 32, 6.0, 1e-9)).values[0].col2 == 6
+    even = published_budget(algorithm2_plan(64, 32, 6.0, 1e-9)).values[0]
+    assert even.sensitivity**2 == pytest.approx(32**2 * 6)
     # The union over triggers is what it lacks: its failures exceed delta by far more.
-    assert 100 * 32 * budget.b > 1e-9 and not budget.sound
+    assert 100 * 32 * budget.b > 1e-9 and not budget.has_guarantee
 
 
 @pytest.mark.parametrize("privacy", [{"tests": 3}, {"select_every": 1, "strategy": "blt"}])
@@ -407,7 +408,7 @@ def test_a_run_is_marked_and_never_charged(tmp_path: Path) -> None:
         source=input_of(job).identity(),
         calibration=committed_text(job.plan, published_budget(job.plan)),
     )
-    assert not run.budget().sound
+    assert not run.budget().has_guarantee
     with pytest.raises(PolicyError, match="without a guarantee"):
         run_job(charged)
     warnings: list[str] = []

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpstream.accounting.aggregates import KINDS
+from dpstream.accounting.aggregates import AGGREGATE_KINDS
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
@@ -65,7 +65,7 @@ GRIDS = [(0.1, (-5.0, 5.0)), (0.25, (-1.9, 7.3)), (0.01, (0.0, 0.99)), (3.0, (-1
 
 
 @pytest.mark.parametrize(("grid", "bounds"), GRIDS)
-@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.bounded])
+@pytest.mark.parametrize("kind", [name for name, kind in AGGREGATE_KINDS.items() if kind.bounded])
 @settings(max_examples=60)
 @given(values=st.lists(FINITE, min_size=1, max_size=20))
 def test_clamp_and_grid(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.dp_transforms.noise import ids as module
-from dpstream.dp_transforms.noise.ids import KINDS, frame, typed_ids
+from dpstream.dp_transforms.noise.ids import ID_KINDS, frame, typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from tests.dp_transforms.layouts import Layout, cast, coded, sliced, ticks
 
@@ -251,7 +251,7 @@ ARROW: dict[str, Layout] = {
     "timestamp": ticks(pa.timestamp("ns"), pa.int64()),
     "decimal": at_scale(pa.decimal256(76, 30)),
 }
-FIELD = st.sampled_from(KINDS).flatmap(lambda k: st.tuples(st.just(k), st.none() | VALUES[k]))
+FIELD = st.sampled_from(ID_KINDS).flatmap(lambda k: st.tuples(st.just(k), st.none() | VALUES[k]))
 
 
 class Frames:
@@ -325,7 +325,7 @@ def test_kinds_never_collide(ring: KeyRing) -> None:
         for kind, values in alike.items()
         for i in ids_of(ring, kind, ARROW[kind]([*values, None]))
     ]
-    assert len(set(ids)) == len(ids) == sum(map(len, alike.values())) + len(KINDS)
+    assert len(set(ids)) == len(ids) == sum(map(len, alike.values())) + len(ID_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_rows_id_is_its_own(ring: KeyRing, rows: list[tuple[Any, ...]], at_onc
     assert len(set(alone)) == len(set(rows))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ID_KINDS)
 def test_null_is_refused_where_it_is_not_asked_for(kind: str) -> None:
     pool, layouts = LAYOUTS[kind]
     for layout in layouts:
@@ -424,7 +424,7 @@ PINNED: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ID_KINDS)
 def test_known_ids(kind: str) -> None:
     """Stores hold ids of the first four kinds: they must not move."""
     pool, layouts = LAYOUTS[kind]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
 from dpstream.accounting.errors import RunError
-from dpstream.accounting.strategies import BltStrategy, TreeStrategy, make_strategy
+from dpstream.accounting.strategies import BltStrategy, TreeStrategy
 from dpstream.accounting.strategies.base import ExactNoise
 from dpstream.dp_transforms.noise import paths
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
@@ -39,8 +39,7 @@ def sampler(sigma: float, rounded: bool = True) -> Sampler:
 
 def noise_of(name: str, triggers: int, sigma: float = 3.7) -> StreamNoise:
     """Noise of a sd in counts."""
-    col2 = make_strategy(name, triggers).col2
-    return StreamNoise("n", encoder_of(name, triggers), col2, 1.0, 1.0, sigma)
+    return StreamNoise("n", encoder_of(name, triggers), 1.0, 1.0, sigma)
 
 
 def stream_of(triggers: int, sigma: float = 3.7, name: str = "tree") -> NoiseStream:

@@ -378,9 +378,7 @@ OTHER: dict[str, dict[str, Any]] = {
 def named(ring: KeyRing, **changes: Any) -> Int64:
     """(2000, 40) noise of 2000 keys' paths under a name."""
     parts = BASE | changes
-    noise = StreamNoise(
-        str(parts["name"]), encoder_of(str(parts["strategy"]), 40), 6, 1.0, 1.0, 1.0
-    )
+    noise = StreamNoise(str(parts["name"]), encoder_of(str(parts["strategy"]), 40), 1.0, 1.0, 1.0)
     of = RoundedGaussian(float(parts["sigma"]))
     stream = NoiseStream(
         ring,

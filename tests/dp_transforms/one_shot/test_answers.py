@@ -19,7 +19,7 @@ import pytest
 
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
-from dpstream.dp_transforms.noise.ids import KINDS
+from dpstream.dp_transforms.noise.ids import ID_KINDS
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials, QueryAnswer, aggregated, answer, bounded
@@ -395,7 +395,7 @@ def test_no_group_columns_is_one_group() -> None:
     ],
 )  # fmt: skip
 def test_every_kind_has_values_and_null(kind: str, value: object) -> None:
-    assert kind in KINDS
+    assert kind in ID_KINDS
     groups = Groups(["a"], [kind], _ring().key)
     assert groups.codes([_chunked([value, None, value])]).tolist() == [0, 1, 0]
     assert (groups.ids[0] != groups.ids[1]).any()

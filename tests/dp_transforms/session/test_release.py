@@ -10,14 +10,21 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.mechanisms.laws import DiscreteLaplaceLaw, RoundedGaussianLaw
-from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
+from dpstream.accounting.regions.space import (
+    Budget,
+    BudgetKind,
+    Category,
+    Integer,
+    Real,
+    Space,
+    Timestamp,
+)
 from dpstream.accounting.sessions import calibration
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
     Aggregate,
     Axis,
     Cells,
-    Kind,
     Question,
     Ranges,
     average,
@@ -64,7 +71,9 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> Draws:
     return without_noise(monkeypatch)
 
 
-def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: int) -> Fraction:
+def worst(
+    kind: BudgetKind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: int
+) -> Fraction:
     """The most that one record more costs at any point, of the amount; 0 where it is not read."""
     most = Fraction()
     for cells, ranges in SHAPES:
@@ -95,7 +104,7 @@ def worst(kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, seed: in
 @pytest.mark.parametrize("kind", ["epsilon", "rho"])
 @pytest.mark.parametrize("aggregates", QUESTIONS, ids=lambda a: "-".join(of.name for of in a))
 def test_one_record_costs_the_amount_and_no_more(
-    kind: Kind, aggregates: tuple[Aggregate, ...], ring: KeyRing, no_noise: Draws
+    kind: BudgetKind, aggregates: tuple[Aggregate, ...], ring: KeyRing, no_noise: Draws
 ) -> None:
     assert Fraction(95, 100) < worst(kind, aggregates, ring, 1) <= 1
 
@@ -112,11 +121,11 @@ def shifted(cells: Cells, coordinates: Any, size: int) -> Int64:
     return _numbers(cells, moved, size)
 
 
-def undivided(kind: Kind, part: Any, amount: Fraction) -> float:
+def undivided(kind: BudgetKind, part: Any, amount: Fraction) -> float:
     return _scale_of(kind, part, amount * 2)
 
 
-def one_node(kind: Kind, part: Any, amount: Fraction) -> float:
+def one_node(kind: BudgetKind, part: Any, amount: Fraction) -> float:
     import msgspec
 
     return _scale_of(kind, msgspec.structs.replace(part, nodes=1), amount)
@@ -278,7 +287,7 @@ def test_labels_in_values() -> None:
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("epsilon", 1_000_000), ("rho", 50_000)])
-def test_intervals_hold(kind: Kind, amount: int, ring: KeyRing) -> None:
+def test_intervals_hold(kind: BudgetKind, amount: int, ring: KeyRing) -> None:
     """95% and a little more, of 4,000 answers about the same records."""
     wide = Space((Integer(name="run", low=0, high=4_000),
                   Real(name="x", low=-5, high=20, step=0.1, missing="point"),

@@ -351,8 +351,8 @@ def account(selects: bool) -> list[object]:
         for charge in ledger.entries():
             out.append(len(ledger.tokens(charge.run_id)))  # they are random
             stored = ledger.request_of(charge.run_id) or ()
-            answer = [part for part in (*stored[3:4], *stored[5:6]) if isinstance(part, bytes)]
-            out.append((stored[:3], *(_of_answer(part, selects) for part in answer)))
+            answer = [part for part in stored[2:3] if isinstance(part, bytes)]
+            out.append((stored[:2], *(_of_answer(part, selects) for part in answer)))
     return out
 
 

@@ -19,8 +19,8 @@ from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.pipelines.connectors.files.source import batches, recorded
 from dpstream.pipelines.connectors.query import (
     QueryRows,
-    in_cells,
-    queried,
+    add_cells,
+    apply_query,
     query_of,
     with_cells,
     with_query,
@@ -52,7 +52,7 @@ def _dead(folder: Path) -> list[tuple[int, int, str]]:
 
 
 def test_the_same_rows_with_and_without_beam(job: Job) -> None:
-    wanted = [batch.to_pylist() for batch in queried(job, batches(job))]
+    wanted = [batch.to_pylist() for batch in apply_query(job, batches(job))]
     assert wanted and all(wanted)
 
     def same(outputs: list[pa.RecordBatch]) -> None:
@@ -76,7 +76,7 @@ def test_a_batch_of_which_nothing_stays_is_none(job: Job) -> None:
 def test_a_job_without_query_is_left_alone(job: Job) -> None:
     bare = replace(job, source=replace(job.source, query=None))
     inputs = [all_rows(job)]
-    assert with_query(inputs, bare) is inputs and list(queried(bare, inputs)) == inputs
+    assert with_query(inputs, bare) is inputs and list(apply_query(bare, inputs)) == inputs
 
 
 def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path) -> None:
 
 def test_recorded_files_go_through_the_query_too(job: Job, tmp_path: Path) -> None:
     other = recorded(job, str(tmp_path / "in" / "0.csv"), "--proxy")
-    [batch] = queried(other, batches(other))
+    [batch] = apply_query(other, batches(other))
     assert batch.schema.names == ["user", "at", "page", "x"]
 
 
@@ -142,8 +142,8 @@ def test_with_and_without_beam(tmp_path: Path) -> None:
     plain = survey(tmp_path, 50)
     job = cells_job(plain, workload(), mixed(identity(workload()), workload().sizes), False)
     read = list(batches(job))
-    assert list(in_cells(plain, read)) == read
-    numbers = [cell for b in in_cells(job, read) for cell in b.column("cell").to_pylist()]
+    assert list(add_cells(plain, read)) == read
+    numbers = [cell for b in add_cells(job, read) for cell in b.column("cell").to_pylist()]
     assert len(numbers) == 50 and None in numbers and max(c for c in numbers if c is not None) < 10
     with beam.Pipeline() as pipeline:
         given = pipeline | beam.Create(read)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.dp_transforms.beam.delivery import delivered_through, named
+from dpstream.dp_transforms.beam.delivery import delivered_through, release_name_row
 from dpstream.dp_transforms.flow import ReleaseCallback
 from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
@@ -206,7 +206,7 @@ def test_what_was_held_back_meanwhile_comes_with_the_next_trigger_time(lived: Li
     assert not flowing.store.restoring and flowing.held
     assert lived.files() == published_by(LOST, lived.calm)
     flowing.delivered = real
-    flowing.names = [named(name, False)[1] for name in flowing.held]
+    flowing.names = [release_name_row(name, False)[1] for name in flowing.held]
     lived.go(flowing, LOST + 2, LAST)
     assert lived.files() == lived.calm
 

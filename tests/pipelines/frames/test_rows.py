@@ -25,7 +25,7 @@ from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
 from dpstream.pipelines.frames import rows as module
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.frames.table import check_numbers, columns_of, kind_of
+from dpstream.pipelines.frames.table import check_numbers, columns_of, id_kind_of
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of as statement_of
 from dpstream.pipelines.sql.work import Work
@@ -276,7 +276,7 @@ def test_tables_and_columns_that_are_refused() -> None:
         for name, (data, column) in tables.items()
     }
     kinds = [pa.float64(), pa.struct([(SECRET, pa.int8())])]
-    calls |= {f"identities of kind {k.id}": partial(kind_of, "key", k) for k in kinds}
+    calls |= {f"identities of kind {k.id}": partial(id_kind_of, "key", k) for k in kinds}
     numbers = [pa.string(), pa.bool_(), pa.timestamp("s")]
     calls |= {f"numbers of kind {k}": partial(check_numbers, "value", k) for k in numbers}
     text = of_refusals(calls)
@@ -326,7 +326,7 @@ def test_a_row_of_a_pandas_column_of_objects_does_not_decide_its_type(
     ],
 )  # fmt: skip
 def test_kinds_of_identities(kind: pa.DataType, identity_type: str) -> None:
-    assert kind_of("key", kind) == identity_type
+    assert id_kind_of("key", kind) == identity_type
 
 
 def test_polars_kinds() -> None:
@@ -334,7 +334,7 @@ def test_polars_kinds() -> None:
         "day": [datetime.date(2024, 1, 1)], "sum": [decimal.Decimal("1.5")], "ok": [True],
     })  # fmt: skip
     columns = columns_of(data, {"key": ["day", "sum", "ok"]})
-    assert [kind_of("key", columns[name].type) for name in data.columns] == [
+    assert [id_kind_of("key", columns[name].type) for name in data.columns] == [
         "date",
         "decimal",
         "bool",

@@ -164,7 +164,7 @@ def test_banner_of_stamped_runs(
     make_job: MakeJob, tmp_path: Path, sound: bool, insecure: bool
 ) -> None:
     job = secure(make_job())
-    budget = msgspec.structs.replace(allocate(job.plan), sound=sound)
+    budget = msgspec.structs.replace(allocate(job.plan), has_guarantee=sound)
     numbers = committed_text(job.plan, budget)
     identity = RunIdentity(job.plan.hash, RUN, 0, 4, "", "", "", insecure, calibration=numbers)
     put(job, 1, [row("a", 50.0)], run_id=stamped_run_id(job.plan, identity))

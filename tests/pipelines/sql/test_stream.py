@@ -13,7 +13,7 @@ import pytest
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
-from dpstream.pipelines.connectors.query import queried, query_of
+from dpstream.pipelines.connectors.query import apply_query, query_of
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
@@ -142,7 +142,7 @@ def test_columns_that_are_numbers_are_taken_as_they_are(
     job = _translation(tmp_path / "a", f"{items} GROUP BY page").job
     assert job.plan.aggregates[0].column == column
     assert (job.source.query is None) == (column == argument)
-    sums = [row[column] for b in queried(job, batches(job)) for row in b.to_pylist()]
+    sums = [row[column] for b in apply_query(job, batches(job)) for row in b.to_pylist()]
     assert sum(v is not None for v in sums) > (-1 if "page" in argument else 500)
 
 

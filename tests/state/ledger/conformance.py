@@ -273,7 +273,7 @@ def rows(open_again: Open) -> None:
         one.append(charge(1))
         one.add_token("run", "a", None)
         one.add_token("run", "b", "a")
-        one.add_request(charge(1).run_id, "asked", b"\0grant")
+        one.add_request(charge(1).run_id, "asked")
     assert two.head() == one.head() and two.entries() == one.entries() == [charge(1)]
     assert (
         two.history().digest_at(2) == two.history().digest_of(charge(1).name) == two.head().digest
@@ -294,7 +294,7 @@ def rows(open_again: Open) -> None:
         assert ledger.tokens("run") == {"a": None, "b": "a"}
         assert ledger.history().limit == accounts.LIMIT
         assert not ledger.history().tables and not ledger.history().closed
-        question_row = (charge(1).run_id, "asked", b"\0grant", None, None)
+        question_row = (charge(1).run_id, "asked", None, None)
         assert ledger.request_of(charge(1).run_id) == question_row
     with two.transaction():
         two.add_receipt(charge(1).run_id, b"\xff", "digest")
@@ -304,7 +304,7 @@ def rows(open_again: Open) -> None:
         two.append(TableNamed("table"))
     assert [question.receipt for question in one.requests_alike("asked")] == [b"\xff", None]
     first = two.request_of(charge(1).run_id)
-    assert first is not None and first[2:] == (b"\0grant", b"\xff", "digest")
+    assert first is not None and first[2:] == (b"\xff", "digest")
     assert one.request_of("none") is None and one.requests_alike("none") == []
     assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
     assert one.head() == two.head() and one.head().seq == 5 and one.history().tables == {"table"}

@@ -16,12 +16,12 @@ from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.space import Budget, Category, Integer
+from dpstream.accounting.regions.space import Budget, BudgetKind, Category, Integer
 from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable, Unlock
 from dpstream.state.ledger.balances import region_of, widen, widened
 from dpstream.state.ledger.contract import AnswerLog, Decision, Ledger
 from dpstream.state.ledger.events import Charge, RegionCharge
-from dpstream.state.ledger.orders import Kind, Order, SessionRefusedError, Views
+from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from dpstream.state.ledger.regions import RegionAccount
 from tests import accounts
 from tests.accounting.regions.spaces import amounts_of, members, small, some_boxes
@@ -46,8 +46,8 @@ class Payer(RegionAccount):
         return self._begun(request, lambda run_id: self.decide(order, run_id), fresh)
 
     def draw(
-        self, request: str, allotment: str, kind: Kind, amount: int, analyst: str, resolve: Any,
-        fresh: bool = False,
+        self, request: str, allotment: str, kind: BudgetKind, amount: int, analyst: str,
+        resolve: Any, fresh: bool = False,
     ) -> Paid:  # fmt: skip
         terms = (allotment, kind, amount, analyst, resolve)
         return self._begun(request, lambda run_id: self.decide_draw(*terms, run_id), fresh)
@@ -72,7 +72,7 @@ def table(grid: int = 1, cap: int = 1_000, rho: bool = True) -> SessionTable:
 
 def order(box: Any, amount: int = 1, analyst: str = "ann", **more: Any) -> Order:
     """Of boxes, paid with epsilon."""
-    kind: Kind = more.pop("kind", "epsilon")
+    kind: BudgetKind = more.pop("kind", "epsilon")
     return Order(kind, amount, analyst, lambda _: box, **more)
 
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.regions.amounts import CLOSED
-from dpstream.accounting.regions.space import Budget, Category
+from dpstream.accounting.regions.space import Budget, BudgetKind, Category
 from dpstream.accounting.sessions.table import Quotas, Rules, SessionTable
 from dpstream.state.ledger import balances, regions
-from dpstream.state.ledger.balances import Balances, moved, region_of, widen, widened
+from dpstream.state.ledger.balances import Balances, Owner, moved, region_of, widen, widened
 from dpstream.state.ledger.events import Charge, RegionCharge, packed
 from dpstream.state.ledger.regions import RegionAccount
 from dpstream.state.seals import sealed_text
@@ -78,7 +78,8 @@ def test_all_at_once_or_one_after_the_other() -> None:
 
 def test_each_kind_pays_its_own_and_closing_is_for_both() -> None:
     balances = Balances.first(MODEL).after(ENTRIES, "")
-    for kind, others in (("epsilon", "rho"), ("rho", "epsilon")):
+    kinds: list[BudgetKind] = ["epsilon", "rho"]
+    for kind, others in zip(kinds, reversed(kinds), strict=True):
         mine = [e for e in ENTRIES if e.regions.budget != others]  # type: ignore[union-attr]
         assert same(
             Balances(MODEL, spent={kind: balances.spent[kind]}),
@@ -88,7 +89,7 @@ def test_each_kind_pays_its_own_and_closing_is_for_both() -> None:
 
 
 def test_an_analysts_own_from_the_start_or_later() -> None:
-    owner = ("epsilon", "ann")
+    owner: Owner = ("epsilon", "ann")
     early = Balances.first(MODEL).with_own(owner, []).after(ENTRIES, "")
     late = Balances.first(MODEL).after(ENTRIES, "").with_own(owner, ENTRIES)
     assert (amounts_of(early.own[owner]) == amounts_of(late.own[owner])).all()

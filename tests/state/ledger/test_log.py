@@ -133,7 +133,7 @@ def test_what_is_remembered_is_what_is_written(place: Place) -> None:
             run = rng.randrange(40)
             with contextlib.suppress(PolicyError, ZeroDivisionError), ledger.transaction():
                 if ledger.charge_within(charge(run, rng.choice([0.1, 0.3, 9.0]))):
-                    ledger.add_request(charge(run).run_id, f"asked {run % 2}", b"grant")
+                    ledger.add_request(charge(run).run_id, f"asked {run % 2}")
                     ledger.add_token("run", str(run), None)
                 if rng.random() < 0.4:
                     1 / 0  # noqa: B018

@@ -124,7 +124,7 @@ def test_what_a_cell_does_not_take_lies_in_pieces(
     with connect(url).snapshot(multi_use=True) as look:
         [[blobs]] = look.execute_sql("SELECT COUNT(*) FROM LedgerBlobs")
         [[pieces]] = look.execute_sql("SELECT MAX(Piece) FROM LedgerLog")
-    assert blobs == 3 + 1 and pieces > 0  # no receipt and no grant are one blob
+    assert blobs == 3 + 1 and pieces > 0  # an empty receipt is the blob of every request
     for table in ("LedgerBlobs", "LedgerLog"):
         change = f"DELETE FROM {table} WHERE Piece = 1"
         connect(url).run_in_transaction(lambda work, change=change: work.execute_update(change))

@@ -51,7 +51,7 @@ from dpstream.state.spanner.schema import (
     create_identity,
     create_tables,
     fits,
-    named,
+    note_name,
     of_decision,
     of_window,
     open_fencing_epoch,
@@ -68,8 +68,8 @@ from tests.state.spanner.bench import SpannerBench
 
 def test_a_note_is_of_its_generation(bench: SpannerBench) -> None:
     database = connect(bench.url)
-    assert swap_metadata(database, named(0, "x"), None, "b")
-    assert bench.open().metadata("x") == "b" and read_metadata(database, named(1, "x")) is None
+    assert swap_metadata(database, note_name(0, "x"), None, "b")
+    assert bench.open().metadata("x") == "b" and read_metadata(database, note_name(1, "x")) is None
 
 
 def test_the_schema_file_is_the_schema() -> None:

@@ -73,9 +73,12 @@ def test_a_bound_per_key_is_kept_in_the_rows() -> None:
     mine = msgspec.structs.replace(records([0, 1, 0], [2, 2, 2], 10), per_key=per_key(3, 1, 0))
     units.put_records(mine)
     unit_rows = rows_of(units, slots.tolist(), Layout(per_key=True))
-    assert unit_rows.counts.tolist() == [9, 4] and unit_rows.gone.tolist() == [5, 2]
+    assert unit_rows.counts.tolist() == [9, 4] and unit_rows.expired_pairs.tolist() == [5, 2]
     assert unit_rows.indices.tolist() == [5, 3]
-    assert unit_rows.fresh is not None and unit_rows.fresh.tolist() == [3, 2]
+    assert unit_rows.expired_first_pairs is not None and unit_rows.expired_first_pairs.tolist() == [
+        3,
+        2,
+    ]
     back = admitted_of(unit_rows.records, unit_rows.owner)
     assert back.per_key is not None and back.unit.tolist() == [0, 0, 1]
     assert back.per_key.keys.tolist() == [40, 42, 41]

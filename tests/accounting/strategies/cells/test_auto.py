@@ -23,7 +23,7 @@ from dpstream.accounting.strategies.cells.auto import (
     STRATEGIES,
     auto,
     largest,
-    named,
+    strategy_named,
     union_floor,
 )
 from dpstream.accounting.strategies.cells.fitted import fit
@@ -306,7 +306,7 @@ def test_an_attribute_of_very_many_cells(name: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES[1:])
 def test_every_strategy_of_a_small_domain(name: str) -> None:
     workload = small()["ranges"]
-    strategy = named(workload, name)
+    strategy = strategy_named(workload, name)
     assert strategy.name == name
     assert largest(workload, strategy) == pytest.approx(
         max(variances.max() for variances in strategy.variances(workload))
@@ -316,8 +316,8 @@ def test_every_strategy_of_a_small_domain(name: str) -> None:
 def test_a_strategy_is_refused_where_it_cannot_be_made(refused: Refused) -> None:
     workload = marginals(attributes(*[10] * 20), [2], "range")
     for name in ("optimum", "eigen"):
-        refused(named, workload, name)
-    assert named(over([100] * 3, ["range"] * 3), "optimum").sensitivity2 > 0
+        refused(strategy_named, workload, name)
+    assert strategy_named(over([100] * 3, ["range"] * 3), "optimum").sensitivity2 > 0
 
 
 def test_the_largest_variance_without_a_list_of_queries(refused: Refused) -> None:

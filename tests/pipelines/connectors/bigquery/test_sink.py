@@ -34,11 +34,11 @@ from dpstream.pipelines.connectors.bigquery.sink import (
     bigquery_type,
     ddl,
     default_stream,
+    message_prefix,
     message_type,
     misfits,
     request_parts,
     rows_of,
-    words_for,
 )
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import digest_of, messages_of
@@ -107,7 +107,7 @@ def test_what_hinders_a_table() -> None:
 
 def test_names() -> None:
     assert default_stream("p.d.t") == "projects/p/datasets/d/tables/t/streams/_default"
-    assert (words_for("p.d.t"), words_for("p.d.t_seals")) == ("", "TABLE_seals ")
+    assert (message_prefix("p.d.t"), message_prefix("p.d.t_seals")) == ("", "TABLE_seals ")
 
 
 TABLE = "my-project.my_set.visits"

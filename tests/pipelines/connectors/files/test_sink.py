@@ -20,7 +20,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
 from dpstream.pipelines.connectors import write as sinks
-from dpstream.pipelines.connectors.files.sink import FileSink, Verdict, release_path, verdict
+from dpstream.pipelines.connectors.files.sink import FileSink, Verdict, compare_file, release_path
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import PublishedRelease, name_of_release
 from dpstream.pipelines.connectors.write import (
@@ -41,9 +41,9 @@ KINDS = ("parquet", "csv", "jsonl")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bytes_and_other_values(kind: str) -> None:
-    assert verdict(encode(BATCH, kind), BATCH, kind) is Verdict.SAME
-    assert verdict(encode(release(0, 1, ["a", "b"], 0.2), kind), BATCH, kind) is Verdict.OTHER
-    assert verdict(encode(release(0, 1, ["a"]), kind), BATCH, kind) is Verdict.OTHER
+    assert compare_file(encode(BATCH, kind), BATCH, kind) is Verdict.SAME
+    assert compare_file(encode(release(0, 1, ["a", "b"], 0.2), kind), BATCH, kind) is Verdict.OTHER
+    assert compare_file(encode(release(0, 1, ["a"]), kind), BATCH, kind) is Verdict.OTHER
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,25 +51,25 @@ def test_what_no_run_can_have_written_is_damaged(kind: str) -> None:
     data = encode(BATCH, kind)
     for broken in (data[:-9], b"", b"\xff" * 40):
         other = kind == "jsonl" and not broken  # a release without rows
-        assert verdict(broken, BATCH, kind) is (Verdict.OTHER if other else Verdict.DAMAGED)
+        assert compare_file(broken, BATCH, kind) is (Verdict.OTHER if other else Verdict.DAMAGED)
 
 
 def test_what_says_the_same_in_other_bytes_is_damaged() -> None:
     data = encode(BATCH, "jsonl")
-    assert verdict(data.replace(b'":', b'" :'), BATCH, "jsonl") is Verdict.DAMAGED
+    assert compare_file(data.replace(b'":', b'" :'), BATCH, "jsonl") is Verdict.DAMAGED
 
 
 def test_other_bytes_are_the_same_only_of_another_version_of_the_library() -> None:
     written = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches([BATCH]), written, compression="gzip")
     other = written.getvalue().to_pybytes()
-    assert verdict(other, BATCH, "parquet") is Verdict.DAMAGED
+    assert compare_file(other, BATCH, "parquet") is Verdict.DAMAGED
     version = pa.__version__.encode()
     older = other.replace(b"version " + version, b"version " + b"1" * (len(version) - 4) + b".1.1")
     assert len(older) == len(other) and older != other
-    assert verdict(older, BATCH, "parquet") is Verdict.SAME
+    assert compare_file(older, BATCH, "parquet") is Verdict.SAME
     foreign = other.replace(b"parquet-cpp-arrow", b"parquet-cpp-ARROW")
-    assert verdict(foreign, BATCH, "parquet") is Verdict.DAMAGED
+    assert compare_file(foreign, BATCH, "parquet") is Verdict.DAMAGED
 
 
 def test_a_sink_that_was_begun_without_a_guard_goes_on() -> None:
@@ -77,7 +77,7 @@ def test_a_sink_that_was_begun_without_a_guard_goes_on() -> None:
     for guard in (True, False):
         other = encode(batch, "csv", not guard)
         assert other != encode(batch, "csv", guard)
-        assert verdict(other, batch, "csv", guard) is Verdict.SAME
+        assert compare_file(other, batch, "csv", guard) is Verdict.SAME
 
 
 MakeJob = Callable[..., Job]
@@ -225,7 +225,7 @@ def test_every_bit_of_a_parquet_release_is_noticed_and_mended(
     content, tally = path.read_bytes(), Counter[str]()
     for bit in range(0, 8 * len(content), 5):  # odd steps: every bit of a byte in turn
         damaged = flipped(content, bit)
-        tally[verdict(damaged, batch, "parquet").value] += 1
+        tally[compare_file(damaged, batch, "parquet").value] += 1
         assert damaged != content
     # "same" is a flip that makes the version of the library another one; nothing else is.
     assert tally["other"] == 0 and tally["same"] <= 20 and tally["damaged"] > 2_000, tally

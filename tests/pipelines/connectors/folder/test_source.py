@@ -297,7 +297,7 @@ def test_what_was_seen_is_not_forgotten(entries: list[tuple[int, int]]) -> None:
     try:
         seen = nothing_seen(0, False)
         for i, entry in enumerate(entries):
-            seen = seen.more([entry])
+            seen = seen.with_entries([entry])
             assert all(seen.has(old) for old in entries[: i + 1])
             assert len(seen.recent) <= 5
             assert not seen.has((99, 0))
@@ -455,7 +455,7 @@ def test_what_is_seen_stays_seen_in_a_small_state() -> None:
     entries = [(10 + n, n) for n in range(3 * LOOK_BACK)]
     for entry in entries:
         assert not seen.has(entry)
-        seen = seen.more([entry])
+        seen = seen.with_entries([entry])
     assert all(seen.has(entry) for entry in entries) and len(seen.recent) == LOOK_BACK
     assert seen.has((5, -1)) and not seen.has((entries[-1][0] + 1, 0))
     assert entries[-1] in seen.recent

@@ -23,10 +23,10 @@ from dpstream.accounting.places import matching_in
 from dpstream.accounting.tabulation.parameters import Table
 from dpstream.dp_transforms.tabulation.domain import LevelDomain
 from dpstream.dp_transforms.tabulation.expand import Counts
-from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, Output, Row, outputs
+from dpstream.dp_transforms.tabulation.release import GROUP_COLUMNS, PublishedTable, Row, outputs
 from dpstream.pipelines.tabulation.public_files import places_of
 from dpstream.pipelines.tabulation.text import SEPARATOR
-from dpstream.state.disk_errors import file_errors, verdict
+from dpstream.state.disk_errors import decode_error, file_errors
 
 
 class Figures(NamedTuple):
@@ -37,7 +37,7 @@ class Figures(NamedTuple):
         groups: (n,) numbers in the level, increasing; values: (n, rows).
     """
 
-    output: Output
+    output: PublishedTable
     detail: int
     rows: tuple[Row, ...]
     groups: Int64
@@ -68,7 +68,7 @@ def released_figures(run: Path, table: Table, level: LevelDomain) -> list[Figure
     return figures[::-1]
 
 
-def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, Int64]:
+def _read(run: Path, output: PublishedTable, level: LevelDomain) -> tuple[Int64, Int64, Int64]:
     """(groups, places of labels among all, counts) of all rows."""
     kind = level.level
     pattern = f"{kind.region_type.lower()}-{kind.iteration_level}-*.csv"
@@ -93,7 +93,7 @@ def _read(run: Path, output: Output, level: LevelDomain) -> tuple[Int64, Int64, 
     return groups, label, np.asarray(table["COUNT"].to_numpy(), np.int64)
 
 
-def _table(path: Path, output: Output) -> pa.Table:
+def _table(path: Path, output: PublishedTable) -> pa.Table:
     names = [*GROUP_COLUMNS, *output.columns, "COUNT"]
     types = {name: pa.dictionary(pa.int32(), pa.string()) for name in names[:-1]}
     try:
@@ -104,19 +104,19 @@ def _table(path: Path, output: Output) -> pa.Table:
             pa_csv.ConvertOptions(column_types={**types, "COUNT": pa.int64()}),
         )
     except (OSError, pa.ArrowInvalid) as error:
-        raise verdict(_foreign_output(output.folder), error, path) from None
+        raise decode_error(_foreign_output(output.folder), error, path) from None
     if table.column_names != names:
         raise _foreign_output(output.folder)
     return table
 
 
-def _every_label(output: Output) -> list[str]:
+def _every_label(output: PublishedTable) -> list[str]:
     """Each label that any detail has, once."""
     rows = [row for detail in output.rows.values() for row in detail]
     return list(dict.fromkeys(SEPARATOR.join(row.labels) for row in rows))
 
 
-def _labels_of(output: Output, rows: tuple[Row, ...]) -> list[int]:
+def _labels_of(output: PublishedTable, rows: tuple[Row, ...]) -> list[int]:
     """Places of the labels of a detail's rows among all."""
     if not output.columns:
         return [0]
@@ -124,7 +124,9 @@ def _labels_of(output: Output, rows: tuple[Row, ...]) -> list[int]:
     return [every[SEPARATOR.join(row.labels)] for row in rows]
 
 
-def _by_detail(output: Output, groups: Int64, detail_of: Mapping[int, Int64]) -> dict[int, Int64]:
+def _by_detail(
+    output: PublishedTable, groups: Int64, detail_of: Mapping[int, Int64]
+) -> dict[int, Int64]:
     """Places of the rows of each detail."""
     details = np.zeros(len(groups), np.int64)
     if output.columns:
