@@ -13,8 +13,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 
 from dpstream.state.private_log import keep_in
+from tests.golden.refusals import refused
 from tests.kafka_broker import Broker, running
 from tests.lanes import EXTENDED, SLOW, left_out, read_list
+
+__all__ = ["refused"]
 
 _NUMBERS = itertools.count()
 

@@ -3,9 +3,6 @@
 import pytest
 
 from tests.accounting.plans import Make, build
-from tests.golden.refusals import refused
-
-__all__ = ["refused"]
 
 
 @pytest.fixture(scope="session")

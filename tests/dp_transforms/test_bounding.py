@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding, skipping
@@ -34,6 +33,7 @@ from dpstream.state.sqlite.store import SqliteStore
 from dpstream.state.store import OvertakenError, Store
 from tests.bounded import bound
 from tests.dp_transforms.reference import Accepted, Pair, SlowBound, accept, covers
+from tests.golden.refusals import Refused
 from tests.streams import COUNT, MEAN, STEP, SUM, begin, generate, make_plan
 
 
@@ -497,7 +497,7 @@ def test_forgotten_decisions_are_not_answered_though_they_are_still_there(
 
 
 def test_a_worker_that_was_overtaken_decides_on_what_is_there(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: Case, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """Its memory is of before the other worker's commit: forgotten, read again, one decision."""
     middle, last = case.plan.timeline.last_trigger_time // 2, case.plan.timeline.last_trigger_time
@@ -522,8 +522,7 @@ def test_a_worker_that_was_overtaken_decides_on_what_is_there(
     shards.clear()
     monkeypatch.setattr(bounding, "STEP_ATTEMPTS", 3)
     monkeypatch.setattr(store, "commit_units", lambda *_: (_ for _ in ()).throw(OvertakenError))
-    with pytest.raises(RunError):
-        case.deliver(case.row, last)
+    refused(case.deliver, case.row, last)
     assert shards == [0] * 3
 
 

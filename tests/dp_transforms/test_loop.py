@@ -23,7 +23,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.portability.prism_runner import PrismRunner
 
 from dpstream.accounting.budget.calibration import calibrate
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan import timeline
 from dpstream.accounting.plan.plan import Plan
@@ -74,6 +74,7 @@ from tests.dp_transforms.runs import (
     stream_of,
 )
 from tests.dp_transforms.runs import run as released
+from tests.golden.refusals import Refused
 from tests.lanes import few_first
 from tests.streams import begin, by_name, make_plan
 
@@ -332,10 +333,9 @@ def test_all_shards_of_a_bundle_take_all_steps(store_paths: Iterator[str]) -> No
     stores.close_all()
 
 
-def test_some_shards_alone_are_refused(store_paths: Iterator[str]) -> None:
+def test_some_shards_alone_are_refused(store_paths: Iterator[str], refused: Refused) -> None:
     run = begin(PLAN, next(store_paths))
-    with pytest.raises(RunError):
-        conducted(run, 2)
+    refused(conducted, run, 2)
     stores.close_all()
 
 

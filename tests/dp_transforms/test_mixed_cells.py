@@ -8,7 +8,7 @@ import pytest
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.limits import MIXED_BITS
 from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.plan import Plan
@@ -32,6 +32,7 @@ from tests.dp_transforms.mixed import (
     released,
 )
 from tests.dp_transforms.test_flow import through_beam
+from tests.golden.refusals import Refused
 from tests.streams import COUNT, KEYS, MEAN, RUN_ID, SUM, UNITS, generate, make_plan, public_table
 from tests.streams import released as released_keys
 
@@ -182,6 +183,5 @@ def test_no_run_begins_without_its_mixing(tmp_path: Path) -> None:
     stores.close_all()
 
 
-def test_a_count_of_units_is_not_mixed() -> None:
-    with pytest.raises(UsageError, match="no sum over records"):
-        mixed_plan(MIXING, aggregates=(UNITS,))
+def test_a_count_of_units_is_not_mixed(refused: Refused) -> None:
+    refused(mixed_plan, MIXING, aggregates=(UNITS,))

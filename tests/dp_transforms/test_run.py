@@ -44,6 +44,7 @@ from dpstream.dp_transforms.telemetry import (
     watch_steps,
 )
 from tests.dp_transforms.runs import PLANS
+from tests.golden.refusals import Refused
 from tests.streams import KEYS, begin, generate
 
 KEY, OTHER = os.urandom(32).hex(), os.urandom(32).hex()
@@ -69,21 +70,20 @@ def makers(run: Run) -> list[Callable[[], object]]:
     ]
 
 
-def test_a_worker_with_another_key_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_another_key_is_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     """Otherwise a unit would have two ids, and count twice; and noise would not come back."""
     for make in makers(run):
         make()
     monkeypatch.setenv(VARIABLE, OTHER)
     for make in makers(run):
-        with pytest.raises(PolicyError):
-            make()
-    with pytest.raises(PolicyError):
-        run_in_memory(run, generate(PLAN).batches(300))
+        refused(make)
+    refused(lambda: run_in_memory(run, generate(PLAN).batches(300)))
     assert not run.open().progress(), "nothing is committed"
     monkeypatch.delenv(VARIABLE)
     for make in makers(run):
-        with pytest.raises(UsageError):
-            make()
+        refused(make)
     # Sabotage: a source that is not bound to its run takes what there is.
     monkeypatch.setenv(VARIABLE, OTHER)
     unbound = run._replace(keys=SecretSource(f"env:{VARIABLE}"))
@@ -147,7 +147,7 @@ def alive(rings: list[KeyRing]) -> int:
 
 
 def test_all_keys_of_a_run_and_no_others_are_destroyed(
-    run: Run, made: list[KeyRing], store_paths: Iterator[str]
+    run: Run, made: list[KeyRing], store_paths: Iterator[str], refused: Refused
 ) -> None:
     other = begin(PLAN, next(store_paths))
     neighbour = other.keys.ring()
@@ -158,20 +158,18 @@ def test_all_keys_of_a_run_and_no_others_are_destroyed(
     assert alive(made) == 0
     neighbour.name(())
     run.destroy_keys()
-    with pytest.raises(RunError):
-        callbacks[0](generate(PLAN).batches(300)[0])  # type: ignore[operator]
+    refused(lambda: callbacks[0](generate(PLAN).batches(300)[0]))  # type: ignore[operator]
     assert alive([run.keys.ring()]) == 1, "a run that goes on reads its key again"
     run.destroy_keys()
 
 
 def test_what_begins_a_run_is_destroyed_there(
-    made: list[KeyRing], store_paths: Iterator[str]
+    made: list[KeyRing], store_paths: Iterator[str], refused: Refused
 ) -> None:
     path = next(store_paths)
     begin(PLAN, path)
     assert len(made) == 1 and alive(made) == 0
-    with pytest.raises(PolicyError):
-        begin_run(PLAN, SecretSource(None, "12" * 32), f"sqlite:{path}", 2)
+    refused(lambda: begin_run(PLAN, SecretSource(None, "12" * 32), f"sqlite:{path}", 2))
     assert len(made) == 2 and alive(made) == 0
 
 
@@ -315,16 +313,15 @@ def test_an_unforeseen_error_shows_its_class_only(as_generator: bool) -> None:
     assert error.__cause__ is None and error.__context__ is None and SECRET not in str(error)
 
 
-def test_a_coded_error_passes_as_it_is() -> None:
+def test_a_coded_error_passes_as_it_is(refused: Refused) -> None:
     coded = UsageError("table.unit_column", "is missing", "name it")
 
     @guarded("records")
     def fails() -> None:
         raise coded from KeyError(SECRET)
 
-    with pytest.raises(UsageError) as caught:
-        fails()
-    assert caught.value is coded and coded.__cause__ is None
+    caught = refused(fails)
+    assert caught is coded and coded.__cause__ is None
 
 
 def test_the_first_refusal_stands_before_failures() -> None:

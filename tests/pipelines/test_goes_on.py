@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
-
 from dpstream.accounting.budget import shares
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
@@ -15,15 +13,15 @@ from dpstream.dp_transforms import run as runs
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
+from tests.golden.refusals import Refused
 from tests.pipelines.test_units import MONTHLY, call, write
 
 
-def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path) -> None:
+def test_the_numbers_of_a_run_are_computed_once(tmp_path: Path, refused: Refused) -> None:
     job = write(tmp_path, "a", **MONTHLY)
     refusal = UsageError("later", "a later program refuses this plan", "none")
     with mock.patch.object(runs, "calibrate", side_effect=refusal) as calibrate:
-        with pytest.raises(UsageError, match="a later program"):
-            begin(load_job(job))
+        refused(lambda: begin(load_job(job)))
         # What is refused leaves nothing behind.
         assert calibrate.call_count == 1 and not (tmp_path / "a").exists()
     begun = begin(load_job(job))[0].open().identity

@@ -16,7 +16,6 @@ import pytest
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from typing_extensions import override
 
-from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.runners import job_servers, parts
 from dpstream.pipelines.runners.job_servers import (
@@ -30,6 +29,7 @@ from dpstream.pipelines.runners.table import RUNNERS
 from dpstream.pipelines.runners.worker_pool import LoopbackPool
 from dpstream.pipelines.stream.run import run_job
 from tests.emulator import free_port
+from tests.golden.refusals import Refused
 from tests.kafka_broker import Broker
 from tests.listening import heard
 from tests.runners import prism
@@ -93,30 +93,27 @@ def test_a_job_is_not_sent_to_who_took_the_port(taken: int, program: str) -> Non
         server.stop()
 
 
-def test_a_port_that_stays_taken_is_said(taken: int) -> None:
+def test_a_port_that_stays_taken_is_said(taken: int, refused: Refused) -> None:
     server = Server([taken])
-    with pytest.raises(RunError, match="whose port is taken") as caught:
-        server.start()
-    assert caught.value.field == "--server" and len(server.requests) == job_servers._TRIES
+    caught = refused(server.start)
+    assert caught.field == "--server" and len(server.requests) == job_servers._TRIES
     assert server._process is None
 
 
-def test_a_server_that_ends_is_not_tried_again() -> None:
+def test_a_server_that_ends_is_not_tried_again(refused: Refused) -> None:
     server = Server([free_port()], "raise SystemExit(1)")
-    with pytest.raises(RunError, match="does not start"):
-        server.start()
+    refused(server.start)
     assert len(server.requests) == 1
 
 
 def test_nor_one_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     """Meanwhile it is said what is waited for."""
     monkeypatch.setattr(job_servers, "_START_SECONDS", 1.0)
     monkeypatch.setattr(job_servers, "_QUIET_SECONDS", 0.2)
     server, begun = Server([free_port()], seconds=600), time.monotonic()
-    with pytest.raises(RunError, match="does not start"):
-        server.start()
+    refused(server.start)
     assert len(server.requests) == 1 and time.monotonic() - begun >= 1.0
     error_lines = capfd.readouterr().err.splitlines()
     assert len(error_lines) > 2 and all("--server: names a job server that has not answered" in line
@@ -271,32 +268,28 @@ def _program(folder: Path, host: str) -> Path:
 
 
 def test_an_open_prism_is_refused_before_it_gets_a_job(
-    job: Job, stranger: Path, tmp_path: Path
+    job: Job, stranger: Path, tmp_path: Path, refused: Refused
 ) -> None:
     before = set(descendants(os.getpid()))
-    with pytest.raises(PolicyError, match="doctor --fix") as caught:
-        run_job(job, "PrismRunner", [f"--prism_location={stranger}"])
-    assert caught.value.field == "--prism_location"
+    refused(run_job, job, "PrismRunner", [f"--prism_location={stranger}"])
     assert not (tmp_path / "told").exists(), "it was told of the job"
     assert set(descendants(os.getpid())) <= before, "it goes on"
 
 
-def test_a_closed_one_gets_the_job(job: Job, tmp_path: Path) -> None:
+def test_a_closed_one_gets_the_job(job: Job, tmp_path: Path, refused: Refused) -> None:
     """The same program on loopback is told: the refusal above is for its address alone."""
     program = _program(tmp_path, "127.0.0.1")
-    with pytest.raises(RunError):
-        run_job(job, "PrismRunner", [f"--prism_location={program}"])
+    refused(run_job, job, "PrismRunner", [f"--prism_location={program}"])
     assert "JobService" in (tmp_path / "told").read_text()
 
 
 def test_beams_own_prism_is_not_even_started(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     program = tmp_path / "prism"
     program.write_bytes(b"mod\tgithub.com/apache/beam/sdks/v2\tv2.77.0\th1:x\n")
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(PolicyError, match="doctor --fix"):
-        run_job(job, "PrismRunner", [f"--prism_location={program}"])
+    refused(run_job, job, "PrismRunner", [f"--prism_location={program}"])
     assert parts.prism_is_open(program) and not parts.prism_is_open(Path(prism.binary()))
 
 

@@ -6,9 +6,6 @@ import pytest
 from hypothesis import settings
 
 from dpstream.state import open as stores
-from tests.golden.refusals import refused
-
-__all__ = ["refused"]
 
 settings.register_profile("flow", deadline=None, derandomize=True)
 settings.load_profile("flow")

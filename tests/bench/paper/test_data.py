@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats
 
-from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.demo import first_of_each
 from dpstream.pipelines.formats.texts import BLOCK_BYTES
 from tests.bench.paper import reddit
@@ -40,6 +39,7 @@ from tests.bench.paper.truth import (
     first_of_pair,
     load,
 )
+from tests.golden.refusals import Refused
 from tests.pipelines.cli.called import printed
 
 
@@ -120,7 +120,9 @@ def test_seeds_and_row_groups() -> None:
     assert all(b["time"] - a["time"] == shift for a, b in zip(base, later, strict=True))
 
 
-def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_complete_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     path = tmp_path / "x.parquet"
     params = Synth(users=10, keys=5)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -129,8 +131,7 @@ def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
     generate(params, path)
     first = path.read_bytes()
-    with pytest.raises(UsageError):
-        generate(params, path)
+    refused(generate, params, path)
     generate(params, path, overwrite=True)
     assert path.read_bytes() == first
 
@@ -138,9 +139,8 @@ def test_files_are_complete_or_absent(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "change", [{"users": 0}, {"users": 1 << 27}, {"keys": 0}, {"row_group_rows": 0}, {"seed": -1}]
 )
-def test_sizes_have_limits(change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        Synth(**change).check()
+def test_sizes_have_limits(change: dict[str, Any], refused: Refused) -> None:
+    refused(lambda: Synth(**change).check())
 
 
 @pytest.mark.slow

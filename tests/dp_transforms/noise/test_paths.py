@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.budget.allocation import StreamNoise, encoder_of
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.strategies import BltStrategy, TreeStrategy
 from dpstream.accounting.strategies.base import ExactNoise
 from dpstream.dp_transforms.noise import paths
@@ -26,6 +25,7 @@ from dpstream.dp_transforms.noise.sampler import RoundedGaussian
 from dpstream.dp_transforms.perturbation import publish
 from dpstream.dp_transforms.step import Stepper
 from dpstream.state import open as stores
+from tests.golden.refusals import Refused
 from tests.streams import KEYS, UNITS, begin, make_plan
 
 RING = KEYS.ring()
@@ -162,14 +162,13 @@ def test_a_restarted_path_begins_anew(name: str) -> None:
 
 
 @STRATEGIES
-def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
+def test_a_prefix_is_never_handed_out_without_its_noise(name: str, refused: Refused) -> None:
     """At a step that a path has reached there is nothing to fold: 0 would be the exact count."""
     table, rows = Paths(stream_of(9, name=name)), np.arange(3)
     table.start(rows, key_ids(3))
     table.advance(rows, np.array([4, 5, 4]))
     for upto in ([5, 5, 5], [5, 4, 5], [5, 6, 0]):
-        with pytest.raises(RunError):
-            table.advance(rows, np.array(upto))
+        refused(table.advance, rows, np.array(upto))
     # A prediction looks ahead over many steps, and may have all of them for some keys.
     assert table.advance(rows, np.array([6, 5, 6]), 3)[1].tolist() == [0, 0, 0]
     # Nor does a path go back when it is sought at an earlier step.
@@ -180,7 +179,9 @@ def test_a_prefix_is_never_handed_out_without_its_noise(name: str) -> None:
 
 
 @STRATEGIES
-def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Path) -> None:
+def test_publishing_a_count_twice_at_one_step_is_refused(
+    name: str, tmp_path: Path, refused: Refused
+) -> None:
     """As a refresh between two tests of a key would, were it not refused when planning."""
     plan = make_plan(triggers=4, aggregates=(UNITS,), strategy=name)
     run = begin(plan, tmp_path / "s.db", 1)
@@ -191,8 +192,7 @@ def test_publishing_a_count_twice_at_one_step_is_refused(name: str, tmp_path: Pa
     table = stepper._paths(states, 0)
     first = publish(plan, stepper.budget, states, table, slots, 1).values["people"]
     assert np.count_nonzero(first) > 16  # the exact counts are 0, and noise is 0 now and then
-    with pytest.raises(RunError):
-        publish(plan, stepper.budget, states, table, slots, 1)
+    refused(publish, plan, stepper.budget, states, table, slots, 1)
     stores.close_all()
 
 

@@ -37,40 +37,34 @@ from dpstream.dp_transforms.noise.secret_source import (
 )
 from dpstream.state import connecting
 from tests.audit.leaks import contents, printed
+from tests.golden.refusals import Refused
 from tests.secret_server import NAME, REFERENCE, SecretServer, secret_server
 
 HEX_KEY = "5e" * 32
 
 
-def test_a_ring_of_a_run_is_the_runs_key_and_ends_with_it() -> None:
+def test_a_ring_of_a_run_is_the_runs_key_and_ends_with_it(refused: Refused) -> None:
     source = SecretSource(None, HEX_KEY)
     fingerprint = source.ring().fingerprint
     ring = source.of_run("run", fingerprint).ring()
     assert ring.source_fingerprint([b"a"]) == source.ring().source_fingerprint([b"a"])
-    with pytest.raises(PolicyError):
-        SecretSource(None, "12" * 32).of_run("run", fingerprint).ring()
+    refused(lambda: SecretSource(None, "12" * 32).of_run("run", fingerprint).ring())
     destroy_keys("run")
-    with pytest.raises(RunError):
-        ring.source_fingerprint([b"a"])
+    refused(ring.source_fingerprint, [b"a"])
 
 
-def test_without_a_key_nothing_is_drawn() -> None:
-    with pytest.raises(UsageError):
-        SecretSource(None).ring()
+def test_without_a_key_nothing_is_drawn(refused: Refused) -> None:
+    refused(lambda: SecretSource(None).ring())
     assert (
         SecretSource("env:A").kind == "env"
         and SecretSource(None, HEX_KEY).kind == "insecure_test_secret"
     )
 
 
-def test_a_reference_and_a_test_secret_exclude_each_other() -> None:
-    with pytest.raises(UsageError) as error:
-        SecretSource("env:A", HEX_KEY)
-    assert error.value.field == "secret"
+def test_a_reference_and_a_test_secret_exclude_each_other(refused: Refused) -> None:
+    refused(SecretSource, "env:A", HEX_KEY)
     for text in ("5e" * 31, "5E" * 32, ""):
-        with pytest.raises(UsageError) as error:
-            SecretSource(None, text)
-        assert error.value.field == "insecure_test_secret"
+        refused(SecretSource, None, text)
     assert not SecretSource().given and SecretSource(None, HEX_KEY).given
 
 
@@ -433,18 +427,14 @@ def test_references(text: str) -> None:
         f"hex:{KEY.hex()}",
     ],
 )
-def test_what_is_no_reference_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        SecretSource(text)
-    assert caught.value.field == "secret"
-    assert KEY.hex() not in printed(caught.value)
+def test_what_is_no_reference_is_refused_and_not_repeated(text: str, refused: Refused) -> None:
+    caught = refused(SecretSource, text)
+    assert KEY.hex() not in printed(caught)
 
 
 @pytest.mark.parametrize("version", ["latest", "current", "0", "01", "-1", "1 ", "", "1/2", "٣"])
-def test_versions_that_can_move_are_refused(version: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        SecretSource(f"{VERSION}/{version}")
-    assert "by its number" in caught.value.rule
+def test_versions_that_can_move_are_refused(version: str, refused: Refused) -> None:
+    refused(SecretSource, f"{VERSION}/{version}")
 
 
 # --- what they lead to -----------------------------------------------------------------------

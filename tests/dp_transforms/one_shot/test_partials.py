@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.query.parts import cell_at, centre_of, half_of, parts_of
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -22,6 +21,7 @@ from dpstream.dp_transforms.one_shot.partials import (
     per_group,
     stored_parts,
 )
+from tests.golden.refusals import Refused
 from tests.queries import (
     ALL,
     COUNT,
@@ -99,7 +99,7 @@ def test_centred_sums_lie_where_their_counts_leave_room() -> None:
             assert set(s.tolist()) == {room[parts[i].what][sign > 0]}
 
 
-def test_rows_of_quantiles_have_units_and_groups_that_there_are() -> None:
+def test_rows_of_quantiles_have_units_and_groups_that_there_are(refused: Refused) -> None:
     plan = query(QUANTILES)
     given = stage_one(plan, generated(1))
     ((name, rows),) = given.rows.items()
@@ -110,8 +110,7 @@ def test_rows_of_quantiles_have_units_and_groups_that_there_are() -> None:
         rows._replace(unit=rows.unit + len(given.unit_ids)),
         rows._replace(unit=rows.unit - 1),
     ):
-        with pytest.raises(RunError):
-            merged(plan, parts_of(plan), given._replace(rows={name: bad}))
+        refused(merged, plan, parts_of(plan), given._replace(rows={name: bad}))
 
 
 def test_groups_that_are_not_public_are_dropped() -> None:
@@ -146,7 +145,7 @@ def test_what_a_partial_holds() -> None:
     assert kinds[:3] == [("n", "count"), ("rows", "count"), ("s", "sum")] and len(kinds) == 12
 
 
-def test_columns_that_do_not_fit() -> None:
+def test_columns_that_do_not_fit(refused: Refused) -> None:
     given = stage_one(PLAN, generated(1))
     short = given.sums[0][:-1]
     for bad in (
@@ -156,15 +155,12 @@ def test_columns_that_do_not_fit() -> None:
         given._replace(unit=given.unit - 10),
         given._replace(rows={"q": None}),  # type: ignore[dict-item]
     ):
-        with pytest.raises(RunError) as caught:
-            merged(PLAN, parts_of(PLAN), bad)
-        assert caught.value.field == "query.partials"
-    with pytest.raises(RunError):
-        merged(query(UNITS, QUANTILES), parts_of(query(UNITS, QUANTILES)), given)
+        refused(merged, PLAN, parts_of(PLAN), bad)
+    refused(lambda: merged(query(UNITS, QUANTILES), parts_of(query(UNITS, QUANTILES)), given))
 
 
 @pytest.mark.parametrize(("name", "value"), [("group", 64), ("unit", 64), ("unit", -1)])
-def test_one_row_that_does_not_fit_is_enough(name: str, value: int) -> None:
+def test_one_row_that_does_not_fit_is_enough(name: str, value: int, refused: Refused) -> None:
     plan = query(COUNT, QUANTILES)
     given = stage_one(plan, generated(1))
     rows = given.rows["q"]
@@ -173,8 +169,7 @@ def test_one_row_that_does_not_fit_is_enough(name: str, value: int) -> None:
     pair[3] = row[3] = value
     table = {"q": rows._replace(**{name: row})}
     for bad in (given._replace(**{name: pair}), given._replace(rows=table)):
-        with pytest.raises(RunError):
-            merged(plan, parts_of(plan), bad)
+        refused(merged, plan, parts_of(plan), bad)
 
 
 def test_sums_are_held_to_their_counts_in_every_column() -> None:
@@ -188,17 +183,16 @@ def test_sums_are_held_to_their_counts_in_every_column() -> None:
 
 def test_pairs_beyond_64_bits_and_too_many_rows_are_refused(
     monkeypatch: pytest.MonkeyPatch,
+    refused: Refused,
 ) -> None:
     given = stage_one(PLAN, generated(1))
     few, many = (np.broadcast_to(np.uint64(0), (size, 2)) for size in ((1 << 31) - 1, 1 << 31))
     merged(PLAN, parts_of(PLAN), given._replace(unit_ids=few, group_ids=many))
-    with pytest.raises(RunError):
-        merged(PLAN, parts_of(PLAN), given._replace(unit_ids=many, group_ids=many))
+    refused(lambda: merged(PLAN, parts_of(PLAN), given._replace(unit_ids=many, group_ids=many)))
     monkeypatch.setattr(partials, "MAX_PARTIALS", len(given.unit))
     merged(PLAN, parts_of(PLAN), given)
     monkeypatch.setattr(partials, "MAX_PARTIALS", len(given.unit) - 1)
-    with pytest.raises(RunError):
-        merged(PLAN, parts_of(PLAN), given)
+    refused(lambda: merged(PLAN, parts_of(PLAN), given))
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

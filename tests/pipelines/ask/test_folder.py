@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import RunError
 from dpstream.pipelines.ask.draft import (
     MANIFEST,
     File,
@@ -23,6 +23,7 @@ from dpstream.pipelines.ask.draft import (
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of, is_written
 from dpstream.pipelines.formats.receipt import encoded
 from tests.golden.pinned import refusal
+from tests.golden.refusals import Refused
 
 NAMES = ["a.csv", "deep/er/b.csv"]
 RECEIPT = b"receipt"
@@ -121,7 +122,7 @@ def test_a_place_where_no_folder_can_be_made_is_refused_before_the_charge(tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str, refused: Refused) -> None:
     archive, out = Archive(tmp_path / "answers"), tmp_path / "out"
     files = archived(archive)
     [place] = (tmp_path / "answers").iterdir()
@@ -129,9 +130,8 @@ def test_an_archive_that_is_lost_is_refused(tmp_path: Path, damage: str) -> None
         (place / NAMES[0]).unlink()
     else:
         (place / NAMES[0]).write_text("other")
-    with pytest.raises(PolicyError) as caught:
-        published(archive, out, files)
-    assert "--fresh" in caught.value.fix and not out.exists() and hidden(tmp_path) == []
+    caught = refused(published, archive, out, files)
+    assert "--fresh" in caught.fix and not out.exists() and hidden(tmp_path) == []
 
 
 def test_a_draft_that_is_not_kept_goes(tmp_path: Path) -> None:

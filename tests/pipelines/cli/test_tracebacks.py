@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.private_log import DEBUG, NAME
 from tests import accounts
+from tests.golden.refusals import Refused
 from tests.growing import arrive, place
 from tests.pipelines.cli import test_private_counts as commands
 from tests.pipelines.cli.called import call
@@ -82,14 +82,15 @@ def test_the_canary_is_in_the_log_only(
     assert not [p for p in others if CANARY.encode() in p.read_bytes()]
 
 
-def test_a_run_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     """`dpstream.run_job` raises a coded error; what it hides is in the log."""
     job(tmp_path, False)
     loaded = load_job(tmp_path / "dpstream.toml")
     monkeypatch.setattr(FAULTS[0][1], fail)
-    with pytest.raises(RunError, match=NAME) as raised:
-        run_job(loaded)
-    assert CANARY not in str(raised.value) and CANARY in (tmp_path / NAME).read_text()
+    raised = refused(run_job, loaded)
+    assert CANARY not in str(raised) and CANARY in (tmp_path / NAME).read_text()
 
 
 def test_debug_in_a_real_process(tmp_path: Path) -> None:

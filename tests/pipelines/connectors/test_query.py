@@ -13,7 +13,6 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 from msgspec.structs import replace
 
-from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.pipelines.connectors.files.source import batches, recorded
@@ -31,6 +30,7 @@ from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.run import run_job
 from dpstream.pipelines.workload.registered import cells_job
 from dpstream.state import open as stores
+from tests.golden.refusals import Refused
 from tests.pipelines.sql.visited import all_rows, rows, with_text
 from tests.pipelines.workload.survey import survey, workload
 
@@ -102,19 +102,17 @@ def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Pa
     stores.close_all()
 
 
-def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path) -> None:
+def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path, refused: Refused) -> None:
     run_job(job)
     path = tmp_path / "live.sql"
     text = path.read_text()
     path.write_text(text.replace("WHERE v.flag", "WHERE NOT v.flag"))
     other = load_job(tmp_path)
     assert other.plan.hash != job.plan.hash
-    with pytest.raises(PolicyError):
-        run_job(other)
+    refused(run_job, other)
     path.write_text(text)
     (tmp_path / "sections.csv").write_text("page,section,weight\np0,other,1\n")
-    with pytest.raises(PolicyError):
-        run_job(load_job(tmp_path))
+    refused(lambda: run_job(load_job(tmp_path)))
     stores.close_all()
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.write import (
@@ -16,6 +15,7 @@ from dpstream.pipelines.connectors.write import (
     write_dead_letters,
 )
 from tests.faults.damage import flip
+from tests.golden.refusals import Refused
 from tests.pipelines.connectors.files.test_sink import release
 from tests.written import read_dead_letters, write_release
 
@@ -65,7 +65,7 @@ def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind:
     assert [p.stat().st_mode & 0o777 for p in paths] == [0o600]
 
 
-def test_a_damaged_file_is_refused_and_written_again(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_written_again(tmp_path: Path, refused: Refused) -> None:
     """Whoever has the same dead letters again puts the file right."""
     rows = [{"partition": 0, "offset": 1, "reason": "malformed"}]
     letters = pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTER_SCHEMA)
@@ -76,9 +76,7 @@ def test_a_damaged_file_is_refused_and_written_again(tmp_path: Path) -> None:
     before = path.read_bytes()
     check_dead_letters(folder)
     flip(path, 8 * (len(before) // 2))
-    with pytest.raises(RunError) as caught:
-        check_dead_letters(folder)
-    assert caught.value.field == "dead_letter" and caught.value.exit_code == 4
+    refused(check_dead_letters, folder)
     assert write_dead_letters(folder, [letters]) == path
     check_dead_letters(folder)
     assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o600

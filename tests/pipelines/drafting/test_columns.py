@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
 from dpstream.pipelines.drafting.columns import Column, column_of, data_file
+from tests.golden.refusals import Refused
 from tests.pipelines.drafting import SECRET, commits
 
 HEAD = b'user,"page, or part",at\n'
@@ -68,31 +68,31 @@ def test_json_lines_have_no_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        ("a.csv", b"", "no first line"),
-        ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n", "looks like values"),
-        ("a.csv", SECRET.encode() + b",a@b.example\n", "looks like values"),
-        ("a.csv.gz", b"user,page\n", "cannot be unpacked"),
-        ("a.csv.xz", b"\xfd7zXZ\x00", "cannot be unpacked"),
-        ("a.parquet", SECRET.encode(), "no readable Parquet"),
-        ("a.parquet", b"", "no readable Parquet"),
-        ("a.parquet", gzip.compress(b"PAR1", mtime=0), "compressed as a whole"),
-        ("a.xlsx", b"", "must end in"),
-        ("b.csv", None, "matches no file below /"),
+        ("a.csv", b""),
+        ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n"),
+        ("a.csv", SECRET.encode() + b",a@b.example\n"),
+        ("a.csv.gz", b"user,page\n"),
+        ("a.csv.xz", b"\xfd7zXZ\x00"),
+        ("a.parquet", SECRET.encode()),
+        ("a.parquet", b""),
+        ("a.parquet", gzip.compress(b"PAR1", mtime=0)),
+        ("a.xlsx", b""),
+        ("b.csv", None),
     ],
 )  # fmt: skip
-def test_what_is_no_data(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_what_is_no_data(
+    name: str, content: bytes | None, tmp_path: Path, refused: Refused
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message) as error:
-        data_file(str(tmp_path / name))
-    assert error.value.field == "FILE" and SECRET not in str(error.value)
+    error = refused(data_file, str(tmp_path / name))
+    assert error.field == "FILE" and SECRET not in str(error)
 
 
-def test_a_folder_is_answered_with_a_pattern(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"\*\.parquet"):
-        data_file(str(tmp_path))
+def test_a_folder_is_answered_with_a_pattern(tmp_path: Path, refused: Refused) -> None:
+    refused(data_file, str(tmp_path))
 
 
 def test_no_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.drafting.columns import DataFile
 from dpstream.pipelines.drafting.draft import (
@@ -18,6 +17,7 @@ from dpstream.pipelines.drafting.draft import (
     with_covers,
 )
 from dpstream.pipelines.project.text import Windows
+from tests.golden.refusals import Refused
 from tests.pipelines.drafting import begun
 
 OUT = begun(Path("/jobs"))
@@ -87,34 +87,31 @@ def test_the_grid_fits_the_bounds(width: float, grid: float) -> None:
 
 
 @pytest.mark.parametrize("bounds", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
-def test_what_are_no_bounds(bounds: tuple[float, float]) -> None:
-    with pytest.raises(UsageError, match="--bounds 0 100"):
-        bounded("x", *bounds)
+def test_what_are_no_bounds(bounds: tuple[float, float], refused: Refused) -> None:
+    refused(bounded, "x", *bounds)
 
 
 @pytest.mark.parametrize(
-    ("change", "flag"),
-    [({"epsilon": -1.0}, "--epsilon"), ({"epsilon": float("nan")}, "--epsilon"),
-     ({"epsilon": 2000.0}, "--epsilon"), ({"delta": 1.0}, "--delta"), ({"delta": 0.0}, "--delta"),
-     ({"contributions": 0}, "--contributions"), ({"every": "2d"}, "--every"),
-     ({"every": "soon"}, "--every"), ({"key": (Field("_page"),)}, "--key"),
-     ({"windows": WEEKS._replace(length="1us")}, "--window")],
+    "change",
+    [{"epsilon": -1.0}, {"epsilon": float("nan")},
+     {"epsilon": 2000.0}, {"delta": 1.0}, {"delta": 0.0},
+     {"contributions": 0}, {"every": "2d"},
+     {"every": "soon"}, {"key": (Field("_page"),)},
+     {"windows": WEEKS._replace(length="1us")}],
 )  # fmt: skip
-def test_what_a_plan_would_refuse_is_refused_by_its_flag(change: dict[str, Any], flag: str) -> None:
-    with pytest.raises(UsageError) as error:
-        checked(project_text(ANSWERS._replace(**change), OUT), OUT)
-    assert error.value.field == flag
+def test_what_a_plan_would_refuse_is_refused_by_its_flag(
+    change: dict[str, Any], refused: Refused
+) -> None:
+    refused(lambda: checked(project_text(ANSWERS._replace(**change), OUT), OUT))
 
 
 @pytest.mark.parametrize(
     ("covers", "period"),
     [("Window", "7d"), (" Lifetime ", None), ("14d", "14d"), ("10d", ""), ("everything", "")],
 )
-def test_what_the_budget_covers(covers: str, period: str | None) -> None:
+def test_what_the_budget_covers(covers: str, period: str | None, refused: Refused) -> None:
     """A window, everything, or a length of whole windows."""
     if period != "":
         assert with_covers(ANSWERS, OUT, covers).period == period
         return
-    with pytest.raises(UsageError) as error:
-        with_covers(ANSWERS, OUT, covers)
-    assert error.value.field == "--covers"
+    refused(with_covers, ANSWERS, OUT, covers)

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.unit import identity_of
 from dpstream.pipelines.drafting.ask import Given, Person, answers
@@ -38,13 +37,16 @@ from dpstream.pipelines.drafting.target import (
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.project.project import load_project
 from tests import accounts
+from tests.golden.refusals import Refused
 from tests.pipelines.cli.called import call
 from tests.pipelines.jobs.test_charging import job
 from tests.projects import write_project
 
 
 @pytest.mark.parametrize("there", ["daily.store.db", "releases/daily", "section"])
-def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> None:
+def test_what_is_there_is_met_with_a_free_name(
+    there: str, tmp_path: Path, refused: Refused
+) -> None:
     path, _, project = project_at(tmp_path / "dpstream.toml")
     check_job(path, project, "daily")
     (tmp_path / "releases").mkdir()
@@ -54,18 +56,13 @@ def test_what_is_there_is_met_with_a_free_name(there: str, tmp_path: Path) -> No
         path, _, project = project_at(tmp_path)
     else:
         (tmp_path / there).touch()
-    with pytest.raises(UsageError, match="add --job daily3"):
-        check_job(path, project, "daily")
+    refused(check_job, path, project, "daily")
     check_job(path, project, "daily3")
 
 
-def test_places_for_no_job(tmp_path: Path) -> None:
-    for name, path, field in (
-        ("a b", "dpstream.toml", "--job"), ("a", "no/dpstream.toml", "--project"),
-    ):  # fmt: skip
-        with pytest.raises(DpstreamError) as error:
-            check_job(*project_at(tmp_path / path)[::2], name)
-        assert error.value.field == field
+def test_places_for_no_job(tmp_path: Path, refused: Refused) -> None:
+    for name, path in (("a b", "dpstream.toml"), ("a", "no/dpstream.toml")):
+        refused(lambda path=path, name=name: check_job(*project_at(tmp_path / path)[::2], name))
 
 
 def test_a_section_is_named_after_the_file_or_its_folder() -> None:
@@ -74,14 +71,13 @@ def test_a_section_is_named_after_the_file_or_its_folder() -> None:
     assert name_of("visits/*.parquet") == "visits" and name_of("visits/2024*.csv") == "visits"
 
 
-def test_a_secret_is_made_once(tmp_path: Path) -> None:
+def test_a_secret_is_made_once(tmp_path: Path, refused: Refused) -> None:
     secret = tmp_path / "a.secret"
     assert make_secret(secret) and secret.stat().st_mode & 0o777 == 0o600
     before = secret.read_bytes()
     assert not make_secret(secret) and secret.read_bytes() == before
     for path in (tmp_path / "no" / "a.secret", tmp_path):
-        with pytest.raises(DpstreamError, match="--secret"):
-            make_secret(path)
+        refused(make_secret, path)
 
 
 def test_private_files_are_named_to_git_once_and_only_in_a_repository(tmp_path: Path) -> None:
@@ -144,18 +140,14 @@ def test_accounts_up_to_the_repositorys_root_are_listed(tmp_path: Path) -> None:
     assert [each.created.data_set for each in accounts_near(jobs)] == ["own", "shop"]
 
 
-def test_nobody_to_ask(tmp_path: Path) -> None:
+def test_nobody_to_ask(tmp_path: Path, refused: Refused) -> None:
     """Without accounts a new one is made; with some a flag decides, and the error names both."""
     assert chosen_account(tmp_path, NOBODY, None, False, WANTED) is None
     accounts.create(tmp_path / "ledger.db", "visits")
-    with pytest.raises(UsageError) as caught:
-        chosen_account(tmp_path, NOBODY, None, False, WANTED)
-    assert caught.value.field == "--account" and accounts.ID in caught.value.rule
-    assert "--account PATH" in caught.value.fix and "--new-account" in caught.value.fix
+    refused(chosen_account, tmp_path, NOBODY, None, False, WANTED)
     assert chosen_account(tmp_path, NOBODY, "ledger.db", False, WANTED) == "ledger.db"
     assert chosen_account(tmp_path, NOBODY, None, True, WANTED) is None
-    with pytest.raises(UsageError):
-        chosen_account(tmp_path, NOBODY, "ledger.db", True, WANTED)
+    refused(chosen_account, tmp_path, NOBODY, "ledger.db", True, WANTED)
     # What a command that was cut off has made for this very job is taken up, unless it was used.
     accounts.create(tmp_path / "own.db", "visits", (2.0, 1e-6))
     assert chosen_account(tmp_path, NOBODY, None, False, WANTED) == str(tmp_path / "own.db")
@@ -165,19 +157,16 @@ def test_nobody_to_ask(tmp_path: Path) -> None:
     assert chosen_account(tmp_path, NOBODY, None, False, WANTED, own) is None
 
 
-def test_which_data_set(tmp_path: Path) -> None:
+def test_which_data_set(tmp_path: Path, refused: Refused) -> None:
     """Of a file with data sets one is named, or a new one; the type of the unit must fit."""
     assert chosen_data_set(None, None, NOBODY, USER, "visits") == ("visits", False)
     write_project(tmp_path)
     project = load_project(tmp_path)
-    with pytest.raises(UsageError, match="shop, unit customer"):
-        chosen_data_set(project, None, NOBODY, USER, "visits")
+    refused(chosen_data_set, project, None, NOBODY, USER, "visits")
     assert chosen_data_set(project, "shop", NOBODY, USER, "visits") == ("shop", True)
     assert chosen_data_set(project, "other", NOBODY, USER, "visits") == ("other", False)
     for name, unit in (("shop", Field("user", "int")), ("a b", USER)):
-        with pytest.raises(UsageError) as caught:
-            chosen_data_set(project, name, NOBODY, unit, "visits")
-        assert caught.value.field == "--data-set"
+        refused(chosen_data_set, project, name, NOBODY, unit, "visits")
     with CliRunner().isolation("\n") as (out, err, *_):
         assert chosen_data_set(project, None, Person(True), USER, "shop") == ("shop2", False)
         assert b"shop, unit customer" in out.getvalue() + err.getvalue()
@@ -214,7 +203,7 @@ def test_a_new_account_takes_no_others_place(tmp_path: Path) -> None:
 
 
 def test_one_that_is_there_is_named_from_the_projects_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     (tmp_path / "jobs").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -223,9 +212,7 @@ def test_one_that_is_there_is_named_from_the_projects_folder(
     assert (path, created.data_set, created.id) == ("../shop.db", "shop", accounts.ID)
     accounts.of_records("rides.db", "rides").close()
     for named, field in (("shop.db", Field("user", "int")), ("rides.db", USER)):
-        with pytest.raises(UsageError) as caught:
-            taken_account(tmp_path / "jobs", named, field)
-        assert caught.value.field == "--account"
+        refused(taken_account, tmp_path / "jobs", named, field)
 
 
 NEW = Choice("daily", "visits", None, None, False, None)
@@ -271,7 +258,7 @@ def test_nothing_is_made_before_all_is_decided(tmp_path: Path, replies: Answers)
 
 
 def test_a_data_set_of_the_file_takes_no_account_or_secret(
-    tmp_path: Path, replies: Answers
+    tmp_path: Path, replies: Answers, refused: Refused
 ) -> None:
     shop = NEW._replace(data_set="shop")
     target = extended(tmp_path, replies, shop)
@@ -283,8 +270,7 @@ def test_a_data_set_of_the_file_takes_no_account_or_secret(
         shop._replace(new_account=True),
         shop._replace(secret=tmp_path / "s"),
     ):
-        with pytest.raises(UsageError, match="project file"):
-            extended(tmp_path, replies, choice)
+        refused(extended, tmp_path, replies, choice)
 
 
 def test_a_table_that_is_there_is_used(tmp_path: Path, replies: Answers) -> None:
@@ -294,25 +280,26 @@ def test_a_table_that_is_there_is_used(tmp_path: Path, replies: Answers) -> None
     assert same.sections == ("job.daily",)
 
 
-def test_an_account_decides_the_data_set(tmp_path: Path, replies: Answers) -> None:
+def test_an_account_decides_the_data_set(
+    tmp_path: Path, replies: Answers, refused: Refused
+) -> None:
     accounts.create(tmp_path / "theirs.db", "theirs", unit="user")
     taken = NEW._replace(account="theirs.db")
     target = fresh(tmp_path, replies, taken)
     assert target.data_set == "theirs" and target.new_data_set is not None
     assert target.new_data_set.id == accounts.ID and target.new_data_set.limit is None
-    with pytest.raises(UsageError) as caught:
-        fresh(tmp_path, replies, taken._replace(data_set="others"))
-    assert caught.value.field == "--data-set"
+    refused(lambda: fresh(tmp_path, replies, taken._replace(data_set="others")))
     accounts.create(tmp_path / "shop.db", "shop", unit="user")
-    with pytest.raises(UsageError) as caught:
-        extended(tmp_path, replies, NEW._replace(account="shop.db", data_set="shop2"))
-    assert caught.value.field == "--data-set"
-    with pytest.raises(UsageError) as caught:
-        extended(tmp_path, replies, NEW._replace(account="shop.db"))
-    assert caught.value.field in ("--account", "--data-set")
+    refused(lambda: extended(tmp_path, replies, NEW._replace(account="shop.db", data_set="shop2")))
+    refused(lambda: extended(tmp_path, replies, NEW._replace(account="shop.db")))
 
 
-def test_the_unit_of_an_account_must_fit(tmp_path: Path, replies: Answers) -> None:
+def test_the_unit_of_an_account_must_fit(
+    tmp_path: Path, replies: Answers, refused: Refused
+) -> None:
     accounts.create(tmp_path / "numbers.db", "numbers", unit="user", type_="int")
-    with pytest.raises(UsageError):
-        fresh(tmp_path, replies._replace(unit=Field("user")), NEW._replace(account="numbers.db"))
+    refused(
+        lambda: fresh(
+            tmp_path, replies._replace(unit=Field("user")), NEW._replace(account="numbers.db")
+        )
+    )

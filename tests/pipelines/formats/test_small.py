@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.errors import RunError, UsageError
+from dpstream.accounting.errors import RunError
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.files import source as sources
@@ -18,6 +18,7 @@ from dpstream.pipelines.connectors.files.source import ReadFiles, groups, read_g
 from dpstream.pipelines.connectors.inputs import refusal
 from dpstream.pipelines.formats import small
 from dpstream.pipelines.jobs.job import Job
+from tests.golden.refusals import Refused
 from tests.pipelines.connectors.files.test_source import (
     BOM,
     CSV_LINES,
@@ -155,7 +156,7 @@ def batch_of(count: int, **where: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"a": list(range(count))}).replace_schema_metadata(metadata)
 
 
-def test_positions_of_runs() -> None:
+def test_positions_of_runs(refused: Refused) -> None:
     partition, offset = positions(batch_of(6, partition="4,4,7", offset="9,20,0", rows="2,1,3"))
     assert partition.tolist() == [4, 4, 4, 7, 7, 7] and offset.tolist() == [9, 10, 20, 0, 1, 2]
     partition, offset = positions(batch_of(3, partition="4", offset="9"))
@@ -164,5 +165,4 @@ def test_positions_of_runs() -> None:
         {"partition": "4,5", "offset": "9"}, {"partition": "4", "offset": "9", "rows": "2"},
         {"partition": "4", "offset": "9,8", "rows": "1,2"}, {"offset": "9", "rows": "3"},
     ):  # fmt: skip
-        with pytest.raises(UsageError, match="does not say where"):
-            positions(batch_of(3, **where))
+        refused(positions, batch_of(3, **where))

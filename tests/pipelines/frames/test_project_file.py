@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpstream
-from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -28,6 +27,7 @@ from dpstream.state.retention_store import BEGIN, RESTORE
 from tests import accounts
 from tests.audit.replays import Place, new_place
 from tests.golden.pinned import check, of_refusals, refusal
+from tests.golden.refusals import Refused
 from tests.pipelines.cli.called import call
 from tests.pipelines.frames.visits import a_job
 from tests.pipelines.sql import asking
@@ -206,7 +206,7 @@ def test_a_table_in_memory_is_charged_in_the_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("described", [True, False])
 def test_a_column_that_is_not_the_unit_is_not_charged_as_it(
-    tmp_path: Path, described: bool
+    tmp_path: Path, described: bool, refused: Refused
 ) -> None:
     """As the unit's it would protect one row of a user, and its charge would say all of them."""
     project, path = dpstream.project(asking.data_set(tmp_path)), tmp_path / "ledger.db"
@@ -216,11 +216,10 @@ def test_a_column_that_is_not_the_unit_is_not_charged_as_it(
     visits = asking.visits()
     rows = visits.append_column("visit", [list(range(len(visits)))])
     given: dict[str, Any] = {"unit": "visit", "epsilon": 1.0, "account": account}
-    with pytest.raises(PolicyError, match=r"unit.*uid") as caught:
-        dpstream.count(rows, **given)
-    assert "unit_column" in caught.value.fix and asking.charges(tmp_path) == []
+    caught = refused(dpstream.count, rows, **given)
+    assert "unit_column" in caught.fix and asking.charges(tmp_path) == []
     refusal = dpstream.plan("count", rows, **given).refusal
-    assert refusal is not None and str(refusal) == str(caught.value)
+    assert refusal is not None and str(refusal) == str(caught)
     assert dpstream.plan("count", rows, **given | {"unit": "uid"}).accepted
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import dpstream
-from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.calibration import mu_of_query
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.operate.account_view import view
@@ -28,6 +28,7 @@ from dpstream.pipelines.sql.explain import explain
 from dpstream.pipelines.sql.load import load_catalog
 from tests import accounts
 from tests.golden.pinned import check, of_refusals
+from tests.golden.refusals import Refused
 from tests.pipelines.frames.visits import (
     LIBRARIES,
     account,
@@ -340,10 +341,9 @@ def test_a_table_that_is_none_is_refused() -> None:
         assert (plan.cost, plan.columns, plan.thresholds) == (None, [], [])
 
 
-def test_what_would_be_typed_wrong_is_an_error() -> None:
-    with pytest.raises(UsageError) as error:
-        dpstream.plan("median", PLANNED, **QUESTION)  # type: ignore[arg-type]
-    assert error.value.field == "figure" and "'count'" in error.value.fix
+def test_what_would_be_typed_wrong_is_an_error(refused: Refused) -> None:
+    # type: ignore[arg-type]
+    refused(dpstream.plan, "median", PLANNED, **QUESTION)
     for given in ({"max_row": 3}, {"value": "seconds"}):
         with pytest.raises(TypeError):
             dpstream.plan("count", PLANNED, **QUESTION, **given)

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, bounded
@@ -31,6 +30,7 @@ from dpstream.pipelines.sql.query_plan import question_of as statement_of
 from dpstream.pipelines.sql.work import Work
 from dpstream.pipelines.tables.engine import Engine
 from tests.golden.pinned import check, of_refusals, refusal
+from tests.golden.refusals import Refused
 from tests.pipelines.frames.visits import LIBRARIES, as_pandas, as_polars, question, ring, visits
 from tests.pipelines.sql.asking import data_set, dp
 from tests.pipelines.sql.asking import visits as shop_visits
@@ -286,12 +286,11 @@ def test_tables_and_columns_that_are_refused() -> None:
         check_numbers("value", kind)
 
 
-def test_values_of_several_types_are_refused_without_being_quoted() -> None:
+def test_values_of_several_types_are_refused_without_being_quoted(refused: Refused) -> None:
     data = pd.DataFrame({"user": [1, SECRET], "page": ["a", "b"]})
-    with pytest.raises(UsageError) as error:
-        columns_of(data, {"unit": ["user"], "key": ["page"]})
-    assert error.value.field == "unit" and SECRET not in str(error.value)
-    assert error.value.__context__ is None or SECRET not in str(error.value.__context__)
+    error = refused(columns_of, data, {"unit": ["user"], "key": ["page"]})
+    assert error.field == "unit" and SECRET not in str(error)
+    assert error.__context__ is None or SECRET not in str(error.__context__)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +300,7 @@ def test_values_of_several_types_are_refused_without_being_quoted() -> None:
 )
 @pytest.mark.parametrize("dtype", ["object", "category"])
 def test_a_row_of_a_pandas_column_of_objects_does_not_decide_its_type(
-    other: Any, dtype: str
+    other: Any, dtype: str, refused: Refused
 ) -> None:
     """Bytes among texts would make bytes of all, whose spellings are not made one."""
     texts = ["a", "e\u0301", None]
@@ -311,9 +310,8 @@ def test_a_row_of_a_pandas_column_of_objects_does_not_decide_its_type(
     alone = [[other], [other, None]] if dtype == "object" else []  # pandas types its categories
     for values in ([*texts, other], [other, *texts], *alone):
         data = pd.DataFrame({"user": pd.Series(values, dtype="object").astype(dtype)})
-        with pytest.raises(UsageError) as error:
-            columns_of(data, {"unit": ["user"]})
-        assert error.value.field == "unit" and SECRET not in str(error.value)
+        error = refused(columns_of, data, {"unit": ["user"]})
+        assert error.field == "unit" and SECRET not in str(error)
 
 
 @pytest.mark.parametrize(

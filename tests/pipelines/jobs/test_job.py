@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -18,6 +18,7 @@ from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import duration_micros, instant_micros
+from tests.golden.refusals import Refused
 
 PATH = Path("/nowhere/dpstream.toml")
 JOB = """
@@ -144,70 +145,57 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", sorted(PLACES))
-def test_unknown_fields_are_refused_at_every_level(tmp_path: Path, where: str) -> None:
+def test_unknown_fields_are_refused_at_every_level(
+    tmp_path: Path, where: str, refused: Refused
+) -> None:
     anchor = PLACES[where]
     extra = anchor + ("colour = 1\n" if anchor.endswith("\n") else " colour = 1, ")
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path, anchor, extra)
-    assert caught.value.field == f"{where}.colour"
-    assert "known here: " in caught.value.fix
+    refused(load, tmp_path, anchor, extra)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "field", "says"),
+    ("old", "new"),
     [
-        ("epsilon = 6.0", "epsilonn = 6.0", "job.weekly.budget.epsilonn", "did you mean 'epsilon'"),
-        ("sink =", "sinks =", "job.weekly.sinks", "did you mean 'sink'"),
-        (" delta = 1e-9,", "", "job.weekly.budget.delta", "is required"),
-        ('end = "2014-01-07T05:00:00Z"', "", "job.weekly.end", "bounded"),
-        ('kind = "count"', 'kind = "median"', "job.weekly.aggregate.flights.kind",
-         "'count', 'sum', 'mean'"),
-        ("*.parquet", "*.orc", "table.flights.path", "tells no kind"),
-        ("contributions = 8", "contributions = 8.5", "job.weekly.contributions", "expected int"),
-        ("contributions = 8", "contributions = 0", "job.weekly.contributions", "1 or more"),
-        ("contributions = 8", 'contributions = "8"', "job.weekly.contributions", "got str"),
-        ("epsilon = 6.0", "epsilon = nan", "job.weekly.budget.epsilon", "finite"),
-        ("epsilon = 6.0", "epsilon = inf", "job.weekly.budget.epsilon", "finite"),
-        ("epsilon = 6.0", "epsilon = -1", "job.weekly.budget.epsilon", "positive"),
-        ("epsilon = 6.0", "epsilon = 1" + "0" * 400, "job.weekly.budget.epsilon", ""),
-        ("epsilon = 6.0", "epsilon = 1" + "0" * 5000, "project file", "size"),
-        ("delta = 1e-9", "delta = 1.0", "job.weekly.budget.delta", "below 1"),
-        ("bounds = [-60, 60]", "bounds = [60, -60]", "job.weekly.aggregate.mean_delay.bounds",
-         "reversed"),
-        ("bounds = [-60, 60]", "bounds = [-60]", "job.weekly.aggregate.mean_delay.bounds",
-         "length 2"),
-        ("bounds = [-60, 60]", "bounds = [-inf, 60]", "job.weekly.aggregate.mean_delay",
-         "finite"),
-        ("bounds = [-60, 60]", "bounds = [-1e61, 60]", "job.weekly.aggregate.mean_delay", "1e+60"),
-        ("grid = 1", "grid = 1e-12", "job.weekly.aggregate.mean_delay.grid", "coarser"),
-        ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z", "job.weekly.start",
-         "quotes"),
-        ('start = "2013-01-01T05:00:00Z"', 'start = "2013-01-01T05:00:00"', "job.weekly.start",
-         "offset"),
-        ('window = "7d"', 'window = "7 dd"', "job.weekly.window", "duration"),
-        ('window = "7d"', 'window = "1.0000001s"', "job.weekly.window", "whole number of micro"),
-        ('window = "7d"', 'window = "5h"', "job.weekly.window", "multiple of release_every"),
-        ('window = "7d"', 'window = "7d"\nslide = "14d"', "job.weekly.slide", "must not exceed"),
-        ("shards = 4", "shards = 0", "job.weekly.shards", "1 or more"),
-        ("shards = 4", "threads = 0", "job.weekly.threads", "1 or more"),
-        ("shards = 4", "threads = 65", "job.weekly.threads", "at most 64"),
-        ('"flights.db"', '"redis://x"', "job.weekly.store", "sqlite:PATH"),
-        ('path = "releases/"', 'path = ""', "job.weekly.sink.path", "empty"),
-        ("[table.flights]", "[table.flights", "project file", "line 7"),
-        ('key = ["origin"', 'key = ["flights"', "job.weekly.aggregate.name", "two columns"),
-        ('id = "0acc', 'limit = { epsilon = 6.0, delta = 1e-9 }, id = "0acc',
-         "data_set.flights.account.limit", "dpstream account limit"),
-        ('id = "0acc', 'id = "acc', "data_set.flights.account.id", "16 hexadecimal"),
-        ('secret = "file:noise.secret"', 'insecure_test_secret = "ab"',
-         "data_set.flights.insecure_test_secret", "64"),
+        ("epsilon = 6.0", "epsilonn = 6.0"),
+        ("sink =", "sinks ="),
+        (" delta = 1e-9,", ""),
+        ('end = "2014-01-07T05:00:00Z"', ""),
+        ('kind = "count"', 'kind = "median"'),
+        ("*.parquet", "*.orc"),
+        ("contributions = 8", "contributions = 8.5"),
+        ("contributions = 8", "contributions = 0"),
+        ("contributions = 8", 'contributions = "8"'),
+        ("epsilon = 6.0", "epsilon = nan"),
+        ("epsilon = 6.0", "epsilon = inf"),
+        ("epsilon = 6.0", "epsilon = -1"),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 400),
+        ("epsilon = 6.0", "epsilon = 1" + "0" * 5000),
+        ("delta = 1e-9", "delta = 1.0"),
+        ("bounds = [-60, 60]", "bounds = [60, -60]"),
+        ("bounds = [-60, 60]", "bounds = [-60]"),
+        ("bounds = [-60, 60]", "bounds = [-inf, 60]"),
+        ("bounds = [-60, 60]", "bounds = [-1e61, 60]"),
+        ("grid = 1", "grid = 1e-12"),
+        ('start = "2013-01-01T05:00:00Z"', "start = 2013-01-01T05:00:00Z"),
+        ('start = "2013-01-01T05:00:00Z"', 'start = "2013-01-01T05:00:00"'),
+        ('window = "7d"', 'window = "7 dd"'),
+        ('window = "7d"', 'window = "1.0000001s"'),
+        ('window = "7d"', 'window = "5h"'),
+        ('window = "7d"', 'window = "7d"\nslide = "14d"'),
+        ("shards = 4", "shards = 0"),
+        ("shards = 4", "threads = 0"),
+        ("shards = 4", "threads = 65"),
+        ('"flights.db"', '"redis://x"'),
+        ('path = "releases/"', 'path = ""'),
+        ("[table.flights]", "[table.flights"),
+        ('key = ["origin"', 'key = ["flights"'),
+        ('id = "0acc', 'limit = { epsilon = 6.0, delta = 1e-9 }, id = "0acc'),
+        ('id = "0acc', 'id = "acc'),
+        ('secret = "file:noise.secret"', 'insecure_test_secret = "ab"'),
     ],
 )  # fmt: skip
-def test_unusable_jobs_exit_2(tmp_path: Path, old: str, new: str, field: str, says: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path, old, new)
-    assert caught.value.exit_code == 2
-    assert caught.value.field == field
-    assert says in str(caught.value)
+def test_unusable_jobs_exit_2(tmp_path: Path, old: str, new: str, refused: Refused) -> None:
+    refused(load, tmp_path, old, new)
 
 
 @pytest.mark.parametrize(
@@ -218,30 +206,26 @@ def test_unusable_jobs_exit_2(tmp_path: Path, old: str, new: str, field: str, sa
         ("[job.weekly]\n", 'watermark_delay = "10m"\n'),
     ],
 )
-def test_data_dependent_settings_exit_3(tmp_path: Path, anchor: str, line: str) -> None:
-    with pytest.raises(PolicyError) as caught:
-        load(tmp_path, anchor, anchor + line)
-    assert caught.value.exit_code == 3
-    assert line.split(" ", maxsplit=1)[0] in caught.value.field
+def test_data_dependent_settings_exit_3(
+    tmp_path: Path, anchor: str, line: str, refused: Refused
+) -> None:
+    caught = refused(load, tmp_path, anchor, anchor + line)
+    assert line.split(" ", maxsplit=1)[0] in caught.field
 
 
-def test_there_is_no_unsound_mode(tmp_path: Path) -> None:
+def test_there_is_no_unsound_mode(tmp_path: Path, refused: Refused) -> None:
     for new in ('mechanism.mode = "rounds"', "mechanism.allow_unsound = true"):
-        with pytest.raises(UsageError):
-            load(tmp_path, 'mechanism.strategy = "tree"', new)
+        refused(load, tmp_path, 'mechanism.strategy = "tree"', new)
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path, refused: Refused) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(UsageError):
-            load_job(path)
+        refused(load_job, path)
     big = tmp_path / "big.toml"
     big.write_bytes(b"#" * ((1 << 20) + 1))
-    with pytest.raises(UsageError, match="exceeds"):
-        load_job(big)
+    refused(load_job, big)
     for text in (b"\xff\xfe", b"a = " + b"[" * 5000):
-        with pytest.raises(UsageError):
-            decode_project(text, PATH)
+        refused(decode_project, text, PATH)
 
 
 @given(st.binary(max_size=200), st.integers(0, len(JOB)), st.integers(0, 40))
@@ -307,9 +291,8 @@ def test_instants(text: str, micros: int) -> None:
     ["", "2013-13-01T00:00:00Z", "2013-02-29T00:00:00Z", "2013-01-01T24:00:00Z",
      "2013-01-01T00:00:00.0000001Z", "2013-01-01T00:00:00+24:00", "٢٠١٣-01-01T00:00:00Z"],
 )  # fmt: skip
-def test_no_instants(text: str) -> None:
-    with pytest.raises(UsageError):
-        instant_micros("start", text)
+def test_no_instants(text: str, refused: Refused) -> None:
+    refused(instant_micros, "start", text)
 
 
 def with_keys(folder: Path, csv_text: str) -> Job:
@@ -317,7 +300,7 @@ def with_keys(folder: Path, csv_text: str) -> Job:
     return load(folder, "shards = 4", 'shards = 4\npublic_keys = "keys.csv"')
 
 
-def test_public_keys_name_a_set(tmp_path: Path) -> None:
+def test_public_keys_name_a_set(tmp_path: Path, refused: Refused) -> None:
     first = with_keys(tmp_path, "origin,carrier\nJFK,AA\nEWR,UA\n")
     other_order = with_keys(tmp_path, "carrier,note,origin\nUA,x,EWR\nAA,y,JFK\nAA,z,JFK\n")
     another = with_keys(tmp_path, "origin,carrier\nJFK,AA\nEWR,UB\n")
@@ -331,18 +314,15 @@ def test_public_keys_name_a_set(tmp_path: Path) -> None:
         {"origin": "EWR", "carrier": "UA"},
         {"origin": "JFKA", "carrier": "A"},
     ]
-    with pytest.raises(PolicyError):
-        read_public_keys(first)
+    refused(read_public_keys, first)
 
 
 @pytest.mark.parametrize("strategy", ["", "auto", "geometric"])
-def test_public_keys_need_no_delta(strategy: str, tmp_path: Path) -> None:
+def test_public_keys_need_no_delta(strategy: str, tmp_path: Path, refused: Refused) -> None:
     given = f'mechanism.strategy = "{strategy}"' if strategy else ""
     text = JOB.replace('mechanism.strategy = "tree"', given)
     text = text.replace("delta = 1e-9", "delta = 0")
-    with pytest.raises(UsageError) as caught:
-        load_job(write(tmp_path, text))
-    assert caught.value.field in ("job.weekly.budget.delta", "job.weekly.mechanism.strategy")
+    refused(lambda: load_job(write(tmp_path, text)))
     (tmp_path / "keys.csv").write_text("origin,carrier\nJFK,AA\n")
     text = text.replace("shards = 4", 'shards = 4\npublic_keys = "keys.csv"')
     budget = allocate(load_job(write(tmp_path, text)).plan)
@@ -355,14 +335,14 @@ def test_public_keys_need_no_delta(strategy: str, tmp_path: Path) -> None:
      "origin,origin,carrier\nCANARY,a,b\n", 'origin,carrier\n"CANARY,b\n',
      "origin,carrier\nCANARY" + "x" * 1024 + ",b\n"],
 )  # fmt: skip
-def test_bad_public_keys_are_refused_without_their_content(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        with_keys(tmp_path, text)
-    assert caught.value.field == "job.weekly.public_keys"
-    assert "CANARY" not in str(caught.value)
+def test_bad_public_keys_are_refused_without_their_content(
+    tmp_path: Path, text: str, refused: Refused
+) -> None:
+    caught = refused(with_keys, tmp_path, text)
+    assert "CANARY" not in str(caught)
 
 
-def test_typed_public_keys(tmp_path: Path) -> None:
+def test_typed_public_keys(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "keys.csv").write_text("origin,carrier\n-1,true\n10,false\n")
     columns = {"origin": "int", "carrier": "bool"}
     typed = ", ".join(f'{{ column = "{c}", type = "{t}" }}' for c, t in columns.items())
@@ -372,8 +352,7 @@ def test_typed_public_keys(tmp_path: Path) -> None:
     assert read_public_keys(job).to_pydict() == {"origin": [-1, 10], "carrier": [True, False]}
     for bad in ("01,true", "1.0,true", "1,True", f"{1 << 63},true", "--1,true", "٣,true"):
         (tmp_path / "keys.csv").write_text(f"origin,carrier\n{bad}\n")
-        with pytest.raises(UsageError, match="line 2"):
-            load_job(tmp_path)
+        refused(load_job, tmp_path)
 
 
 def fingerprint(path: Path) -> str:
@@ -381,25 +360,22 @@ def fingerprint(path: Path) -> str:
         return ring.fingerprint
 
 
-def test_secrets(tmp_path: Path) -> None:
+def test_secrets(tmp_path: Path, refused: Refused) -> None:
     path = tmp_path / "noise.secret"
     new_secret(path)
     assert os.stat(path).st_mode & 0o777 == 0o600
     first = fingerprint(path)
-    with pytest.raises(UsageError):
-        new_secret(path)
+    refused(new_secret, path)
     assert fingerprint(path) == first
     new_secret(tmp_path / "other.secret")
     assert fingerprint(tmp_path / "other.secret") != first
-    with pytest.raises(RunError):
-        new_secret(tmp_path / "none" / "noise.secret")
+    refused(new_secret, tmp_path / "none" / "noise.secret")
 
 
-def test_insecure_settings_show(tmp_path: Path) -> None:
+def test_insecure_settings_show(tmp_path: Path, refused: Refused) -> None:
     fixed = f'insecure_test_secret = "{"0f" * 32}"'
     assert load(tmp_path, 'secret = "file:noise.secret"', fixed).insecure
-    with pytest.raises(UsageError):
-        load(tmp_path, "secret =", f"{fixed}\nsecret =")
+    refused(load, tmp_path, "secret =", f"{fixed}\nsecret =")
 
 
 @pytest.mark.parametrize(
@@ -414,6 +390,5 @@ def test_how_long_keys_are_remembered(text: str, remember: object, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["forever", "0d", "5h", ""])
-def test_other_words_are_no_time_to_remember(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"remember_keys"):
-        load(tmp_path, "shards = 4", f'remember_keys = "{text}"')
+def test_other_words_are_no_time_to_remember(text: str, tmp_path: Path, refused: Refused) -> None:
+    refused(load, tmp_path, "shards = 4", f'remember_keys = "{text}"')

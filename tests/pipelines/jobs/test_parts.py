@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.jobs.job import load_job
+from tests.golden.refusals import Refused
 from tests.projects import write_project
 
 DAY, HOUR = 86_400_000_000, 3_600_000_000
@@ -52,37 +52,31 @@ def test_an_account_is_of_the_data_set_and_its_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "field"),
+    ("old", "new"),
     [
-        ("epsilon = 4", "epsilon = -4", "job.daily.budget.epsilon"),
-        ("delta = 1e-6", "delta = 2.0", "job.daily.budget.delta"),
-        ('covers = "window"', 'covers = "windows"', "job.daily.budget.covers"),
-        ("contributions = 8", "contributions = 0", "job.daily.contributions"),
-        ("[0, 120]", "[120, 0]", "job.daily.aggregate.seconds.bounds"),
-        ('release_every = "6 hours"', 'release_every = "a while"', "job.daily.release_every"),
-        ('end = "2024-01-08T00:00:00Z"\n', "", "job.daily.end"),
-        ('table = "visits"', 'table = "visit"', "job.daily.table"),
-        ('time_column = "time"\n', "", "table.visits.time_column"),
-        ('unit_column = "user"', "public = true", "table.visits.public"),
-        ('"visits/*.parquet"', '"visits/*.xlsx"', "table.visits.path"),
-        ('path = "visits/*.parquet"', 'folder = "visits"', "table.visits.format"),
-        ('path = "visits/*.parquet"', "", "table.visits"),
-        ("insecure_test_secret", "secret", "data_set.shop.secret"),
-        ("contributions = 8", 'contributions = 8\npublic_keys = "no.csv"', "job.daily.public_keys"),
-        ("contributions = 8", "contributions = 8\nshards = 0", "job.daily.shards"),
-        ("contributions = 8", "contributions = 8\nthreads = 0", "job.daily.threads"),
-        (
-            "contributions = 8",
-            "contributions = 8\nmechanism.pre_threshold = 3.5",
-            "job.daily.mechanism.pre_threshold",
-        ),
-        ("contributions = 8", 'contributions = 8\nquery = "no.sql"', "job.daily.query"),
-        ('path = "releases"', 'path = ""', "job.daily.sink.path"),
+        ("epsilon = 4", "epsilon = -4"),
+        ("delta = 1e-6", "delta = 2.0"),
+        ('covers = "window"', 'covers = "windows"'),
+        ("contributions = 8", "contributions = 0"),
+        ("[0, 120]", "[120, 0]"),
+        ('release_every = "6 hours"', 'release_every = "a while"'),
+        ('end = "2024-01-08T00:00:00Z"\n', ""),
+        ('table = "visits"', 'table = "visit"'),
+        ('time_column = "time"\n', ""),
+        ('unit_column = "user"', "public = true"),
+        ('"visits/*.parquet"', '"visits/*.xlsx"'),
+        ('path = "visits/*.parquet"', 'folder = "visits"'),
+        ('path = "visits/*.parquet"', ""),
+        ("insecure_test_secret", "secret"),
+        ("contributions = 8", 'contributions = 8\npublic_keys = "no.csv"'),
+        ("contributions = 8", "contributions = 8\nshards = 0"),
+        ("contributions = 8", "contributions = 8\nthreads = 0"),
+        ("contributions = 8", "contributions = 8\nmechanism.pre_threshold = 3.5"),
+        ("contributions = 8", 'contributions = 8\nquery = "no.sql"'),
+        ('path = "releases"', 'path = ""'),
     ],
 )
 def test_an_error_names_the_section_that_it_is_about(
-    tmp_path: Path, old: str, new: str, field: str
+    tmp_path: Path, old: str, new: str, refused: Refused
 ) -> None:
-    with pytest.raises(DpstreamError) as error:
-        load_job(write_project(tmp_path, (old, new)))
-    assert error.value.field == field
+    refused(lambda: load_job(write_project(tmp_path, (old, new))))

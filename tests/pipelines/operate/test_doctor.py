@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.pipelines.operate import doctor
 from dpstream.pipelines.operate.doctor import examine, installed
 from dpstream.pipelines.runners import parts, prism_build
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.audit.replays import new_place
+from tests.golden.refusals import Refused
 from tests.kafka_broker import missing
 
 
@@ -67,19 +67,18 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-def test_prism_is_not_built_without_go(bare: Path) -> None:
-    with pytest.raises(RunError, match="install Go"):
-        doctor.fix_prism()
+def test_prism_is_not_built_without_go(bare: Path, refused: Refused) -> None:
+    refused(doctor.fix_prism)
     fake_go(bare, """echo '{"Sum": "h1:other", "Dir": "/"}'""")
-    with pytest.raises(RunError, match="not built"):
-        doctor.fix_prism()
+    refused(doctor.fix_prism)
     fake_go(bare, "exit 1")
-    with pytest.raises(RunError, match="could not be built"):
-        doctor.fix_prism()
+    refused(doctor.fix_prism)
     assert not (parts.data_folder() / "bin" / "prism").exists()
 
 
-def test_an_open_prism_is_no_fit_one(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_prism_is_no_fit_one(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     """What was built is looked at; one that lets other machines in does not stay."""
     fake_go(bare, "")
     out = parts.data_folder() / "bin" / "prism"
@@ -93,8 +92,7 @@ def test_an_open_prism_is_no_fit_one(bare: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(prism_build, "build", made)
 
     build(b"")
-    with pytest.raises(RunError, match="does not fit"):
-        doctor.fix_prism()
+    refused(doctor.fix_prism)
     assert not out.exists()
     (bare / "prism").write_bytes(module + b"v2.77.0\th1:x\n")  # Beam's own, on the path
     (bare / "prism").chmod(0o755)

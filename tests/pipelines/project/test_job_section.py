@@ -4,23 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.project.project import load_project
+from tests.golden.refusals import Refused
 from tests.projects import write_project
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "field"),
+    ("old", "new"),
     [
-        ("epsilon = 4", "epsilom = 4", "job.daily.budget.epsilom"),
-        ("contributions = 8", "", "job.daily.contributions"),
-        ("contributions = 8", 'contributions = "8"', "job.daily.contributions"),
-        ('kind = "count"', 'kind = "cont"', "job.daily.aggregate.views.kind"),
-        ("[0, 120]", "[0, 120, 3]", "job.daily.aggregate.seconds.bounds"),
-        ('kind = "parquet"', 'kind = "ftp"', "job.daily.sink.kind"),
+        ("epsilon = 4", "epsilom = 4"),
+        ("contributions = 8", ""),
+        ("contributions = 8", 'contributions = "8"'),
+        ('kind = "count"', 'kind = "cont"'),
+        ("[0, 120]", "[0, 120, 3]"),
+        ('kind = "parquet"', 'kind = "ftp"'),
     ],
 )
-def test_an_error_names_its_field(tmp_path: Path, old: str, new: str, field: str) -> None:
-    with pytest.raises(UsageError) as error:
-        load_project(write_project(tmp_path, (old, new))).job()
-    assert error.value.field == field
+def test_an_error_names_its_field(tmp_path: Path, old: str, new: str, refused: Refused) -> None:
+    refused(lambda: load_project(write_project(tmp_path, (old, new))).job())

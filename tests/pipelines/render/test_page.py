@@ -20,7 +20,6 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from dpstream.accounting.errors import RunError, UsageError
 from dpstream.pipelines.render.charts import (
     COLOURS,
     LINE_POINTS,
@@ -46,6 +45,7 @@ from dpstream.pipelines.render.page import (
     write_own,
 )
 from dpstream.state.durable import PRIVATE
+from tests.golden.refusals import Refused
 
 
 def test_texts_are_escaped_and_names_must_be_there() -> None:
@@ -95,18 +95,16 @@ def test_data_holds_no_mark_of_html() -> None:
     assert not set("<>&\u2028\u2029") & set(text) and json.loads(text) == {"keys": evil}
 
 
-def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:
+def test_only_files_of_its_own_are_replaced(tmp_path: Path, refused: Refused) -> None:
     out, mark = tmp_path / "a.html", mark_of("report")
     for content in ("one", "two"):
         write_own(out, mark + content, mark)
     assert out.read_text() == mark + "two" and begins_with(out, mark)
     for other in (mark_of("session"), "<p>mine", ""):
         out.write_text(other)
-        with pytest.raises(UsageError) as error:
-            write_own(out, mark, mark)
-        assert error.value.field == "--out" and out.read_text() == other
-    with pytest.raises(RunError):
-        write_own(tmp_path / "none" / "a.html", mark, mark)
+        error = refused(write_own, out, mark, mark)
+        assert error.field == "--out" and out.read_text() == other
+    refused(write_own, tmp_path / "none" / "a.html", mark, mark)
 
 
 def test_what_is_not_private_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -114,12 +112,10 @@ def test_what_is_not_private_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_name_has_one_of_the_endings() -> None:
+def test_a_name_has_one_of_the_endings(refused: Refused) -> None:
     assert ending_of(Path("a/x.PNG"), ("html", "png")) == "png"
     for name in ("a/x.svg", "a/x", "a/.png"):
-        with pytest.raises(UsageError, match=r"must end in \.html or \.png") as error:
-            ending_of(Path(name), ("html", "png"), "--picture")
-        assert error.value.field == "--picture" and "type --picture " in error.value.fix
+        refused(ending_of, Path(name), ("html", "png"), "--picture")
 
 
 def test_the_same_numbers_are_the_same_bytes() -> None:

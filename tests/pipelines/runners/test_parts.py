@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from dpstream.accounting.errors import RunError
 from dpstream.pipelines.runners import job_servers, parts, prism_build
 from dpstream.pipelines.runners import prism_build as PRISM
 from dpstream.pipelines.runners.job_servers import (
@@ -29,6 +28,7 @@ from dpstream.pipelines.runners.job_servers import (
     unique_job_name,
 )
 from tests.emulator import free_port
+from tests.golden.refusals import Refused
 
 
 def program(path: Path, text: bytes) -> Path:
@@ -225,8 +225,8 @@ def test_jobs_of_the_name_are_cancelled_and_no_others(
     assert Cluster.states == {"a1": "CANCELED", "a2": "FINISHED", "b1": "RUNNING"}
 
 
-def test_a_cluster_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     monkeypatch.setattr(job_servers, "_CANCEL_SECONDS", -1.0)
-    with pytest.raises(RunError) as error:
-        cancel_on_flink(f"127.0.0.1:{free_port()}", "a")
-    assert error.value.field == "--flink_master"
+    refused(lambda: cancel_on_flink(f"127.0.0.1:{free_port()}", "a"))

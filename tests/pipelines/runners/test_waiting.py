@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError, instance
+from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, instance
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.telemetry import first_error, guarded
 from dpstream.pipelines.jobs.job import Job
@@ -24,6 +24,7 @@ from dpstream.pipelines.runners import errors
 from dpstream.pipelines.runners.bounded import Runner, run_to_end, sparing_memory
 from dpstream.pipelines.runners.errors import coded, say
 from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
+from tests.golden.refusals import Refused
 from tests.growing import arrive, place
 from tests.pipelines.cli.called import call
 from tests.runners.engines import need_flink
@@ -209,10 +210,9 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_failure_says_the_stage_and_nothing_of_the_data(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as failed:
-        run(Runner("DirectRunner"), tmp_path, Fails())
-    assert "somebody" not in str(failed.value) and "touch" in str(failed.value)
+def test_a_failure_says_the_stage_and_nothing_of_the_data(tmp_path: Path, refused: Refused) -> None:
+    failed = refused(lambda: run(Runner("DirectRunner"), tmp_path, Fails()))
+    assert "somebody" not in str(failed) and "touch" in str(failed)
 
 
 def test_only_flink_is_told_its_parallelism() -> None:
@@ -221,9 +221,8 @@ def test_only_flink_is_told_its_parallelism() -> None:
 
 
 @pytest.mark.parametrize("name", ["DataflowRunner", "NoRunner"])
-def test_a_runner_whose_workers_share_no_folders_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="--runner"):
-        Runner(name).check()
+def test_a_runner_whose_workers_share_no_folders_is_refused(name: str, refused: Refused) -> None:
+    refused(lambda: Runner(name).check())
     Runner("DirectRunner").check()
 
 

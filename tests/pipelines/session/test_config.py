@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dpstream.accounting.errors import UsageError, instance
+from dpstream.accounting.errors import instance
 from dpstream.accounting.fields import Field
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.pipelines.project.project import load_project
@@ -21,6 +21,7 @@ from dpstream.pipelines.session.config import Config, config_in, kind_of, load_c
 from dpstream.state.ledger.open import PROJECT_FILE, read_history
 from tests import accounts, projects
 from tests.golden.pinned import check, of_refusals
+from tests.golden.refusals import Refused
 from tests.pipelines.session.small import PROJECT
 from tests.pipelines.session.tables import DAY, START, config_at
 from tests.state.ledger.conformance import charge
@@ -82,7 +83,7 @@ def test_cells_are_counted_in_steps_of_a_power_of_two() -> None:
     assert (x.grid, x.values) == (3, 1 << 26)
 
 
-def test_places_and_rules_are_no_part_of_the_model() -> None:
+def test_places_and_rules_are_no_part_of_the_model(refused: Refused) -> None:
     one, tables = config_of(example()), example()
     table = tables["table"]["rides"]
     table |= {"coordinates": "elsewhere", "path": "x.csv", "record_id": "other"}
@@ -93,8 +94,7 @@ def test_places_and_rules_are_no_part_of_the_model() -> None:
     assert other.name == "trips" and one.table.digest == other.table.digest
     table["dimension"]["pickup"]["grid"] = "2d"
     assert config_of(tables).table.digest != one.table.digest
-    with pytest.raises(UsageError):
-        other.secret_source()
+    refused(other.secret_source)
 
 
 def test_the_model_has_the_name_of_the_data_set() -> None:
@@ -290,15 +290,14 @@ def test_every_form_of_the_line(line: str, new: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_takes_no_line_says_what_to_add(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     path = project(tmp_path)
     monkeypatch.setattr("dpstream.pipelines.session.account._with_line", lambda *_: TEXT)
-    with pytest.raises(UsageError) as caught:
-        named(path)
+    caught = refused(named, path)
     id_ = accounts.events(tmp_path / "ledger.db")[0].id  # type: ignore[union-attr]
-    assert caught.value.field == "data_set.small.account" and path.read_text() == TEXT
-    assert f'account = {{ path = "ledger.db", id = "{id_}" }}' in caught.value.fix
+    assert f'account = {{ path = "ledger.db", id = "{id_}" }}' in caught.fix
+    assert path.read_text() == TEXT
 
 
 def test_an_account_of_these_records_is_used(tmp_path: Path) -> None:

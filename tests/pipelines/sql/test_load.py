@@ -8,15 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.project.sections import Via
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables.catalog import Catalog
 from tests import projects
 from tests.golden.pinned import check, of_refusals, refusal
+from tests.golden.refusals import Refused
 from tests.pipelines.sql.shop import SHOP
 
 _TEXT = """
@@ -75,7 +74,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert catalog.declared_keys == [("customers", ("id",))]
 
 
-def test_the_data_set_that_has_tables_for_statements_is_chosen() -> None:
+def test_the_data_set_that_has_tables_for_statements_is_chosen(refused: Refused) -> None:
     session = {"data_set": "rides", "path": "rides.csv", "dimension": {"hour": {"type": "integer"}}}
     live = {"data_set": "dogs", "folder": "live", "unit_column": "dog"}
     sections = _changed(table__rides=session, table__live=live)
@@ -85,10 +84,7 @@ def test_the_data_set_that_has_tables_for_statements_is_chosen() -> None:
     catalog = catalog_of(projects.of_sections(Path("/shop"), sections))
     assert catalog.ledger.data_set == "shop" and "rides" not in catalog.tables
     sections["table"]["dogs"] = {"data_set": "dogs", "path": "dogs.csv", "unit_column": "dog"}
-    with pytest.raises(UsageError) as caught:
-        catalog_of(projects.of_sections(Path("/shop"), sections))
-    assert caught.value.rule.endswith("tables for SQL: dogs, shop")
-    assert "`dpstream sql --data-set dogs`" in caught.value.fix
+    refused(lambda: catalog_of(projects.of_sections(Path("/shop"), sections)))
     sections["table"] = {"rides": session}
     assert (
         refusal(catalog_of, projects.of_sections(Path("/shop"), sections))

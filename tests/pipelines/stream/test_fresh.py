@@ -20,6 +20,7 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.file import connect
 from tests import accounts, growing
+from tests.golden.refusals import Refused
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import PROJECT, visits, with_account
 from tests.pipelines.jobs.test_charging import job as limited_job
@@ -194,7 +195,7 @@ def test_it_goes_on_in_a_copy_of_its_store(place: Path) -> None:
     assert typed(place) == charged(place)[-1] and len(charged(place)) == 2
 
 
-def test_what_cannot_be_delivered_goes_on(place: Path) -> None:
+def test_what_cannot_be_delivered_goes_on(place: Path, refused: Refused) -> None:
     """A workload's answers are written when the run has ended."""
 
     def fail(_: object) -> None:
@@ -202,17 +203,21 @@ def test_what_cannot_be_delivered_goes_on(place: Path) -> None:
 
     job = load_job(place)
     for _ in range(2):
-        with pytest.raises(RunError):
-            run_job(job, fresh=True, deliver=fail)
+        refused(run_job, job, fresh=True, deliver=fail)
         stores.close_all()
     os.rename(place / "visits.parquet", place / "gone")  # the run has ended
     assert typed(place) == charged(place)[-1] and len(charged(place)) == 2
 
 
-def test_with_another_secret_what_was_not_delivered_is_another_run(place: Path) -> None:
+def test_with_another_secret_what_was_not_delivered_is_another_run(
+    place: Path, refused: Refused
+) -> None:
     """Although nothing is read any more."""
-    with pytest.raises(RunError):
-        run_job(load_job(place), fresh=True, deliver=mock.Mock(side_effect=RunError("", "", "")))
+    refused(
+        lambda: run_job(
+            load_job(place), fresh=True, deliver=mock.Mock(side_effect=RunError("", "", ""))
+        )
+    )
     stores.close_all()
     another_secret(place)
     typed(place)

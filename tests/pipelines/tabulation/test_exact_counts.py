@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.inputs import figures, plan
+from tests.golden.refusals import Refused
 from tests.pipelines.tabulation.office import Office, charges, executed, ledger_of, left_over
 from tests.pipelines.tabulation.oracle import CELLS, Oracle, age_rows, published
 
@@ -91,9 +91,10 @@ def test_one_infinite_budget_is_enough_to_promise_nothing(
     assert True in by_type["TRACT"] and by_type["USA"] == {False}
 
 
-def test_a_ledger_refuses_them_before_a_record_is_read(exact: Office, tmp_path: Path) -> None:
-    with pytest.raises(PolicyError):
-        executed(exact, tmp_path / "out", ledger=ledger_of(tmp_path))
+def test_a_ledger_refuses_them_before_a_record_is_read(
+    exact: Office, tmp_path: Path, refused: Refused
+) -> None:
+    refused(lambda: executed(exact, tmp_path / "out", ledger=ledger_of(tmp_path)))
     assert charges(tmp_path) == [] and not (tmp_path / "out").exists()
     assert left_over(tmp_path) == []
 

@@ -29,6 +29,7 @@ from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts
 from tests.golden.pinned import check, of_refusals, refusal
+from tests.golden.refusals import Refused
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     PROJECT,
@@ -93,16 +94,14 @@ def test_what_was_chosen_is_read_back_however_the_job_is_written(
     assert made.sink.path == f"{tmp_path}/releases-chosen" and old["contributions"] == 8
 
 
-def test_missing_bounds_come_from_a_declared_range(tmp_path: Path) -> None:
+def test_missing_bounds_come_from_a_declared_range(tmp_path: Path, refused: Refused) -> None:
     project = load_project(write_project(tmp_path))
     assert base_job(project, "daily", False)[1] == ()
     job, names = base_job(project, "daily", True)
     assert names == ("seconds",) and job.plan.privacy.contributions == 1
     assert project.sections.job["daily"]["contributions"] == 8, "the project stays as it is"
     missing = load_project(write_project(tmp_path, (BOUNDS, "")))
-    with pytest.raises(UsageError) as error:
-        base_job(missing, "daily", False)
-    assert error.value.field == "job.daily.choice.range.seconds"
+    refused(base_job, missing, "daily", False)
 
 
 def test_a_new_job_takes_no_others_place(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.tuning.question import encoder_matrix
 from dpstream.pipelines.connectors.files.source import recorded
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -28,6 +27,7 @@ from dpstream.pipelines.tuning.choose import (
 from dpstream.state import open as stores
 from tests import accounts
 from tests.golden.pinned import check, of_cases
+from tests.golden.refusals import Refused
 from tests.pipelines.tuning.asking import (  # noqa: F401
     ASK,
     CANARY,
@@ -53,7 +53,7 @@ TEXT = b"user,key,time,value\nu,k,2024-01-01T00:00:00Z,1\n"
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_copy_of_the_jobs_own_file_is_refused(
-    packed: bool, tmp_path: Path, make_job: Callable[..., Job]
+    packed: bool, tmp_path: Path, make_job: Callable[..., Job], refused: Refused
 ) -> None:
     job, other = make_job("csv"), tmp_path / "other"
     (tmp_path / "in" / "a.csv").write_bytes(TEXT)
@@ -63,9 +63,7 @@ def test_a_copy_of_the_jobs_own_file_is_refused(
     (other / "y.csv").write_bytes(gzip.compress(TEXT) if packed else TEXT)
     if packed:
         (other / "y.csv").rename(other / "y.csv.gz")
-    with pytest.raises(PolicyError) as error:
-        refuse_own_data(job, recorded(job, f"{other}/*", "--proxy"))
-    assert error.value.field == "--proxy"
+    refused(lambda: refuse_own_data(job, recorded(job, f"{other}/*", "--proxy")))
 
 
 @pytest.fixture

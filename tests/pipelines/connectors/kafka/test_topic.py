@@ -44,6 +44,7 @@ from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.stream.begin import begin
+from tests.golden import refusals
 from tests.kafka_broker import Broker, running
 from tests.pipelines.kafka_jobs import kafka_job
 from tests.pipelines.kafka_sinks import (
@@ -60,15 +61,14 @@ from tests.published import RUNS, Published
 __all__ = ["broker", "fresh", "made"]
 
 
-def test_a_topic_must_be_there_and_compacted(broker: Broker, fresh: Published) -> None:
-    with pytest.raises(RunError, match=r"sink\.topic: is not there.*kafka-topics --create"):
-        begin(fresh.job(table(broker, "none")))
-    with pytest.raises(PolicyError, match="is not compacted"):
-        begin(fresh.job(table(broker, topic_of(broker, policy="delete"))))
+def test_a_topic_must_be_there_and_compacted(
+    broker: Broker, fresh: Published, refused: refusals.Refused
+) -> None:
+    refused(lambda: begin(fresh.job(table(broker, "none"))))
+    refused(lambda: begin(fresh.job(table(broker, topic_of(broker, policy="delete")))))
     both = table(broker, topic_of(broker, policy="compact,delete"))
     sink = fresh.run(both)
-    with pytest.raises(PolicyError, match="lets releases go"):
-        sink_of(sink).prepare(restoring=True)
+    refused(lambda: sink_of(sink).prepare(restoring=True))
 
 
 def sent(broker: Broker, job: Job, key: str, value: bytes | None) -> None:
@@ -79,7 +79,7 @@ def sent(broker: Broker, job: Job, key: str, value: bytes | None) -> None:
 
 
 def test_rows_that_a_topic_let_go_of_are_left_out(
-    broker: Broker, fresh: Published, made: tuple[Published, pa.Table]
+    broker: Broker, fresh: Published, made: tuple[Published, pa.Table], refused: refusals.Refused
 ) -> None:
     job = fresh.run(table(broker, topic_of(broker, policy="compact,delete")))
     assert read_kafka_releases(job).equals(made[1])
@@ -96,16 +96,16 @@ def test_rows_that_a_topic_let_go_of_are_left_out(
     assert read_kafka_releases(job).equals(made[1].filter(pa.array(mask)))
     # Of a topic that is compacted only, rows do not go.
     broker.set(job.sink.topic or "", "cleanup.policy", "compact")
-    with pytest.raises(PolicyError, match="holds not what the seal of window"):
-        read_kafka_releases(job)
+    refused(read_kafka_releases, job)
 
 
-def test_a_row_too_many_is_refused_also_where_rows_go(broker: Broker, fresh: Published) -> None:
+def test_a_row_too_many_is_refused_also_where_rows_go(
+    broker: Broker, fresh: Published, refused: refusals.Refused
+) -> None:
     job = fresh.run(table(broker, topic_of(broker, policy="compact,delete")))
     row = next(values[0] for key, values in contents(job).items() if is_row(key))
     sent(broker, job, "ab" * 16, row)
-    with pytest.raises(PolicyError, match="holds not what the seal of window"):
-        read_kafka_releases(job)
+    refused(read_kafka_releases, job)
 
 
 @pytest.mark.parametrize("value", [b"hunter2", b'{"page": "hunter2"}', b"", None, b"1\n2"])
@@ -122,17 +122,16 @@ def test_foreign_messages_are_refused_without_their_content(
     assert "hunter2" not in str(caught.value) and caught.value.__cause__ is None
 
 
-def test_a_row_is_one_line(broker: Broker, fresh: Published) -> None:
+def test_a_row_is_one_line(broker: Broker, fresh: Published, refused: refusals.Refused) -> None:
     """Or two rows in one message and none in another would move the rows between them."""
     job = fresh.run(table(broker, topic_of(broker)))
     row = next(values[0] for key, values in contents(job).items() if is_row(key))
     sent(broker, job, "ab" * 16, row + b"\n" + row)
     sent(broker, job, "cd" * 16, b"")
-    with pytest.raises(PolicyError, match="holds a message that is no release"):
-        read_kafka_releases(job)
+    refused(read_kafka_releases, job)
 
 
-def test_without_the_client(broker: Broker, fresh: Published) -> None:
+def test_without_the_client(broker: Broker, fresh: Published, refused: refusals.Refused) -> None:
     job = fresh.job(table(broker, topic_of(broker)))
     uses: list[Callable[[Any], Any]] = [
         lambda sink: sink.prepare(),
@@ -141,23 +140,16 @@ def test_without_the_client(broker: Broker, fresh: Published) -> None:
         lambda sink: sink._topic.send([("key", b"value", 0)]),
     ]
     for use in uses:
-        with (
-            mock.patch.dict(sys.modules, {"confluent_kafka": None}),
-            pytest.raises(UsageError, match=r"sink\.kind: .*`kafka`.*\[kafka"),
-        ):
-            use(sink_of(job))
-    with (
-        mock.patch.dict(sys.modules, {"confluent_kafka": None}),
-        pytest.raises(UsageError, match=r"sink\.kind: .*`kafka`.*\[kafka"),
-    ):
-        read_kafka_releases(job)
+        with mock.patch.dict(sys.modules, {"confluent_kafka": None}):
+            refused(use, sink_of(job))
+    with mock.patch.dict(sys.modules, {"confluent_kafka": None}):
+        refused(read_kafka_releases, job)
 
 
-def test_a_replicated_topic_must_not_acknowledge_alone() -> None:
+def test_a_replicated_topic_must_not_acknowledge_alone(refused: refusals.Refused) -> None:
     refuse_unfit(TopicDescription(3, {"compact"}, 1, 1))
     refuse_unfit(TopicDescription(3, {"compact"}, 3, 2))
-    with pytest.raises(PolicyError, match=r"min\.insync\.replicas=2"):
-        refuse_unfit(TopicDescription(3, {"compact"}, 3, 1))
+    refused(lambda: refuse_unfit(TopicDescription(3, {"compact"}, 3, 1)))
 
 
 def test_what_a_topic_is(broker: Broker) -> None:
@@ -176,30 +168,27 @@ def test_a_deleted_topic_is_not_made_again_by_writing(tmp_path: Path) -> None:
         assert "gone" not in own.admin().list_topics(timeout=10).topics
 
 
-def test_options_and_pickles(broker: Broker, fresh: Published, monkeypatch: Any) -> None:
+def test_options_and_pickles(
+    broker: Broker, fresh: Published, monkeypatch: Any, refused: refusals.Refused
+) -> None:
     for name in ("acks", "enable.idempotence", "debug", "log_level"):
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is set by dpstream"):
-            sink_of(fresh.job(table(broker, "t", **{name: "0"})))
+        refused(sink_of, fresh.job(table(broker, "t", **{name: "0"})))
     for name in ("sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"):
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is a secret") as caught:
-            sink_of(fresh.job(table(broker, "t", **{name: "hunter2"})))
-        assert "hunter2" not in str(caught.value)
+        caught = refused(sink_of, fresh.job(table(broker, "t", **{name: "hunter2"})))
+        assert "hunter2" not in str(caught)
     # What the client says of them quotes their values, and is of several kinds.
     for name in ("nonsense", "error_cb", "stats_cb", "throttle_cb", "default.topic.config"):
         wrong = fresh.job(table(broker, topic_of(broker), **{name: "hunter2"}))
-        with pytest.raises(UsageError, match="are refused by Kafka's client") as caught:
-            instance(sink_of(wrong), KafkaSink).used()
-        assert "hunter2" not in str(caught.value)
+        caught = refused(instance(sink_of(wrong), KafkaSink).used)
+        assert "hunter2" not in str(caught)
     for name, value in itertools.product(
         ("message.timeout.ms", "delivery.timeout.ms"), ("0", "00", "0x0", "-1", "hunter2")
     ):
         wrong = fresh.job(table(broker, topic_of(broker), **{name: value}))
-        with pytest.raises(UsageError, match=f"sink.options.{name}: is no deadline") as caught:
-            sink_of(wrong).prepare()
-        assert "hunter2" not in str(caught.value)
+        caught = refused(sink_of(wrong).prepare)
+        assert "hunter2" not in str(caught)
     job = fresh.job(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
-    with pytest.raises(UsageError, match=r"sink.options.client.id: names an environment variable"):
-        instance(sink_of(job), KafkaSink).used()
+    refused(lambda: instance(sink_of(job), KafkaSink).used())
     monkeypatch.setenv("SINK_CLIENT", "secret-name")
     job = fresh.run(table(broker, topic_of(broker), **{"client.id": "env:SINK_CLIENT"}))
     sink = instance(sink_of(job), KafkaSink)
@@ -241,16 +230,13 @@ _WORDS = re.compile(
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_refused_everywhere(name: str, tmp_path: Path) -> None:
+def test_refused_everywhere(name: str, tmp_path: Path, refused: refusals.Refused) -> None:
     options = {name: "/tmp/evil"}
     job = kafka_job(tmp_path, "127.0.0.1:1", "t", f"options = {{ '{name}' = '/tmp/evil' }}")
-    with pytest.raises(UsageError, match=f"table.options.{name}") as caught:
-        input_of(job)
-    assert "evil" not in str(caught.value)
-    with pytest.raises(UsageError, match=f"sink.options.{name}"):
-        KafkaSink("127.0.0.1:1", "t", options, job.plan.timeline)
-    with pytest.raises(UsageError):
-        check_options("source", {name: "env:PATH"}, ())
+    caught = refused(input_of, job)
+    assert "evil" not in str(caught)
+    refused(KafkaSink, "127.0.0.1:1", "t", options, job.plan.timeline)
+    refused(check_options, "source", {name: "env:PATH"}, ())
 
 
 def described() -> dict[str, str]:
@@ -312,14 +298,14 @@ def test_functions_cannot_be_written_as_text() -> None:
         {"security.protocol": "sasl_plaintext"},
     ],
 )
-def test_kerberos_runs_a_command(options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="GSSAPI"):
-        check_options("source", options, ())
+def test_kerberos_runs_a_command(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch, refused: refusals.Refused
+) -> None:
+    refused(check_options, "source", options, ())
     [(name, value)] = options.items()
     monkeypatch.setenv("HIDDEN", value)
     check_options("source", {name: "env:HIDDEN"}, ())
-    with pytest.raises(UsageError, match="GSSAPI"):
-        looked_up("source", {name: "env:HIDDEN"})
+    refused(looked_up, "source", {name: "env:HIDDEN"})
 
 
 def test_other_mechanisms_pass() -> None:
@@ -367,12 +353,10 @@ def test_stamps_of_producers_are_refused() -> None:
 GOOD = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "delete"}
 
 
-def test_a_topic_that_can_be_read() -> None:
+def test_a_topic_that_can_be_read(refused: refusals.Refused) -> None:
     check_topic(GOOD, "t")
     for change in ({"message.timestamp.type": "CreateTime"}, {"cleanup.policy": "delete, compact"}):
-        with pytest.raises(UsageError) as error:
-            check_topic(GOOD | change, "t")
-        assert error.value.field == "table.topic" and "--topic t" in error.value.fix
+        refused(check_topic, GOOD | change, "t")
 
 
 def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +371,9 @@ def test_secrets_are_looked_up_and_never_shown(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["isolation.level", "bootstrap.servers", "plugin.library.paths"])
-def test_settings_that_decide_what_is_read(name: str) -> None:
+def test_settings_that_decide_what_is_read(name: str, refused: refusals.Refused) -> None:
     source = Source("kafka", topic="t", servers="h:1", options={name: "x"})
-    with pytest.raises(UsageError) as error:
-        Kafka.of(source)
-    assert error.value.field.startswith("table.options")
+    refused(Kafka.of, source)
 
 
 def test_errors_at_the_start() -> None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.sessions.aggregates import Cells
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.session import encoded
@@ -34,6 +33,7 @@ from dpstream.pipelines.session.records.scan import Scan
 from dpstream.state.ledger.events import packed
 from dpstream.state.ledger.orders import Order, SessionRefusedError, Views
 from tests import accounts
+from tests.golden.refusals import Refused
 from tests.pipelines.session.batching import CELLS, KEY, RUN, Made, here, made, secret_file
 from tests.pipelines.test_coders import UNPICKLED
 from tests.pipelines.test_coders import parts_of as coders_of
@@ -95,7 +95,7 @@ def test_neither_key_nor_record_is_in_the_pipeline(table: Made, tmp_path: Path) 
     assert len(proto) < 1 << 20
 
 
-def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
+def test_the_stages_one_by_one(table: Made, tmp_path: Path, refused: Refused) -> None:
     task = task_of(table, tmp_path)
     space, question, boxes = table.table.space, task.question, table.boxes
     needs = question.needs(space, boxes)
@@ -120,11 +120,10 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     for shard, batch in gathered_sums:
         each = [of[shard][1] for of in digests]
         measured.append(next(measure.process((shard, [each[0], batch, *each[1:]])))[1])
-    with pytest.raises(RunError):
-        next(measure.process((shard, [batch, *each[1:]])))  # noise without a digest
+    # noise without a digest
+    refused(lambda: next(measure.process((shard, [batch, *each[1:]]))))
     measure.teardown()
-    with pytest.raises(RunError):
-        list(Release(task).process((0, measured[:2])))
+    refused(lambda: list(Release(task).process((0, measured[:2]))))
     assert not (tmp_path / "draft" / ANSWER).exists()
     assert list(Release(task).process((0, measured))) == [ANSWER]
     with task.keys.ring() as ring:
@@ -133,11 +132,14 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path) -> None:
     assert (tmp_path / "draft" / ANSWER).read_bytes() == encoded(mine)
 
 
-def test_a_part_that_is_gone_is_named_by_no_path(table: Made, tmp_path: Path) -> None:
+def test_a_part_that_is_gone_is_named_by_no_path(
+    table: Made, tmp_path: Path, refused: Refused
+) -> None:
     part = read_manifest(table.folder, table.table).usable()[0]
     (table.folder / part.name).unlink()
-    with pytest.raises(RunError):
-        list(Tally(task_of(table, tmp_path)).process(msgspec.json.encode(part).decode()))
+    refused(
+        lambda: list(Tally(task_of(table, tmp_path)).process(msgspec.json.encode(part).decode()))
+    )
 
 
 DIRECT = Runner("DirectRunner")
@@ -197,15 +199,16 @@ def test_a_table_without_usable_records_has_answers(
     assert mine == theirs
 
 
-def test_a_part_that_was_changed_fails_the_batch(table: Made, tmp_path: Path) -> None:
+def test_a_part_that_was_changed_fails_the_batch(
+    table: Made, tmp_path: Path, refused: Refused
+) -> None:
     part = read_manifest(table.folder, table.table).usable()[1]
     path = table.folder / part.name
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(RunError):
-        both(DIRECT, table, tmp_path)
+    refused(both, DIRECT, table, tmp_path)
     path.unlink()
     assert not list(tmp_path.glob(".dpstream-*"))
 

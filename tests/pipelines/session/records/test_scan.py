@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.errors import RunError
 from dpstream.accounting.regions.boxes import union, without
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import (
@@ -31,6 +30,7 @@ from dpstream.pipelines.session.records import scan as scans
 from dpstream.pipelines.session.records.load import add, delete, init, tidied
 from dpstream.pipelines.session.records.scan import BOXES, Scan, cell, where
 from tests.golden.pinned import check, of_refusals
+from tests.golden.refusals import Refused
 from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
 
 
@@ -217,7 +217,9 @@ def test_what_is_refused(
     later.close()
 
 
-def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Path) -> None:
+def test_duckdb_is_locked(
+    opened: tuple[Scan, Config, np.ndarray], tmp_path: Path, refused: Refused
+) -> None:
     (tmp_path / "other.csv").write_text("a\n1\n")
     for text in (
         f"SELECT * FROM read_csv('{tmp_path / 'other.csv'}')",
@@ -226,9 +228,8 @@ def test_duckdb_is_locked(opened: tuple[Scan, Config, np.ndarray], tmp_path: Pat
         "SET threads = 1",
         "INSTALL httpfs",
     ):
-        with pytest.raises(RunError) as caught:
-            opened[0]._select(text, scans.Where("true"))
-        assert caught.value.__cause__ is None and str(tmp_path) not in str(caught.value)
+        caught = refused(opened[0]._select, text, scans.Where("true"))
+        assert caught.__cause__ is None and str(tmp_path) not in str(caught)
 
 
 def small(folder: Path) -> Config:

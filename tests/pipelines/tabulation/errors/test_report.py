@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.parameters import AGE_BINS
 from dpstream.accounting.tabulation.parameters import PERSONS as TABLE
 from dpstream.pipelines.tabulation.config import Choice
@@ -24,6 +23,7 @@ from dpstream.pipelines.tabulation.inputs import (
     prepared_of,
 )
 from tests.golden.pinned import check, of_refusals
+from tests.golden.refusals import Refused
 from tests.pipelines.tabulation.errors.figures import Errors, interval, released_figures, size_of
 from tests.pipelines.tabulation.errors.report import (
     STAMP,
@@ -86,24 +86,24 @@ def swap(lines: list[str]) -> list[str]:
 )  # fmt: skip
 def test_an_output_that_was_changed_is_refused(
     lively: Office, runs: tuple[Path, Path], tmp_path: Path, folder: str,
-    change: Callable[[list[str]], list[str]],
+    change: Callable[[list[str]], list[str]], refused: Refused,
 ) -> None:  # fmt: skip
     copy = tmp_path / "copy"
     shutil.copytree(runs[0], copy)
     path = copy / folder / "usa-1-000.csv"
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
     level = prepared_for(lively).domain.levels[0]
-    with pytest.raises(UsageError):
-        released_figures(copy, TABLE, level)
+    refused(released_figures, copy, TABLE, level)
 
 
 def test_a_file_that_is_gone_is_missed(
-    lively: Office, runs: tuple[Path, Path], tmp_path: Path
+    lively: Office, runs: tuple[Path, Path], tmp_path: Path, refused: Refused
 ) -> None:
     shutil.copytree(runs[0], tmp_path / "copy")
     (tmp_path / "copy" / "t1" / "usa-1-000.csv").unlink()
-    with pytest.raises(UsageError):
-        released_figures(tmp_path / "copy", TABLE, prepared_for(lively).domain.levels[0])
+    refused(
+        lambda: released_figures(tmp_path / "copy", TABLE, prepared_for(lively).domain.levels[0])
+    )
 
 
 def test_errors_of_many_parts_are_those_of_all() -> None:
