@@ -43,6 +43,7 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.text import parse_toml
 from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.render.page import document
 from dpstream.pipelines.report.data import floats
 from dpstream.pipelines.report.view import promise
@@ -134,22 +135,18 @@ def _of_key(table: pa.Table, key: Key) -> pa.Table:
     )
 
 
-def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> tuple[str, dict[str, Any]]:
+def _small(mine: pa.Table, name: str, key: Key, chart_name: str) -> tuple[str, Picture]:
     figure, axes = charts.axes_of(4.4, 2.6)
     _panel(axes, mine, name, _ON_PAGE)
     words = f"{_unit(name)} of {key[0]} {key[1]}: {mine.num_rows} weeks released, beside the truth"
-    return _titled(charts.svg(figure, chart_name, words), words, key)
+    return " · ".join(key), Picture.of(figure, chart_name, words)
 
 
-def _grown(mine: pa.Table, key: Key) -> tuple[str, dict[str, Any]]:
+def _grown(mine: pa.Table, key: Key) -> tuple[str, Picture]:
     figure, axes = charts.axes_of(6.4, 2.6)
     _growth(axes, mine, _ON_PAGE)
     words = f"Flights of {key[0]} {key[1]} so far, every 12 hours, over three weeks"
-    return _titled(charts.svg(figure, "growth", words), words, key)
-
-
-def _titled(svg: str, words: str, key: Key) -> tuple[str, dict[str, Any]]:
-    return " · ".join(key), charts.picture_fields(charts.Picture(svg, words))
+    return " · ".join(key), Picture.of(figure, "growth", words)
 
 
 def _panel(axes: Any, mine: pa.Table, name: str, ink: _Ink) -> None:

@@ -162,7 +162,7 @@ def fault_of(line: str) -> str:
         called, words = called.commands[words[0]], words[1:]
     try:
         if words:
-            called.make_context("dpstream", words)
+            called.make_context("dpstream", words, help_option_names=["-h", "--help"])
     except click.MissingParameter:
         return ""
     except click.UsageError as error:

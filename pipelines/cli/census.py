@@ -157,7 +157,7 @@ def plan(
 
         accepted = acceptance(
             inputs_of(tables.parameters, tables.data, tables.choice, tables.project.parent),
-            table_plan.prepared.plan,
+            table_plan.plan,
             tables.secret,
             tables.account,
             Asking(fresh, as_of),

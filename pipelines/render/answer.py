@@ -24,18 +24,19 @@ _SQUARED = (
 )
 
 
-def rows_text(columns: pa.Table, intervals: Mapping[str, Sequence[Sequence[Any]]]) -> str:
+def rows_text(columns: pa.Table, intervals: Mapping[str, pa.Table]) -> str:
     """Return released rows as an aligned table; a value with an interval shows its half-width.
 
     Args:
         columns: the columns to show.
-        intervals: by column the lower and upper ends of its rows; ``None`` where there is none.
+        intervals: by column the ends ``low`` and ``high`` of its rows; null where there are none.
     """
     texts, right = list[list[str]](), list[bool]()
     for name, column in zip(columns.column_names, columns.columns, strict=True):
         values = python_values(column)
         if name in intervals:
-            texts.append(list(map(with_interval, values, *intervals[name])))
+            ends = (intervals[name][end].to_pylist() for end in ("low", "high"))
+            texts.append(list(map(with_interval, values, *ends)))
         else:
             texts.append(list(map(value_text, values)))
         right.append(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
@@ -96,9 +97,7 @@ def json_value(value: Any) -> Any:
     return value_text(value)
 
 
-def json_rows(
-    columns: pa.Table, intervals: Mapping[str, Mapping[str, pa.ChunkedArray]]
-) -> list[dict[str, Any]]:
+def json_rows(columns: pa.Table, intervals: Mapping[str, pa.Table]) -> list[dict[str, Any]]:
     """Return released rows for JSON: values, and under ``intervals`` each column's sd and ends.
 
     Args:
@@ -107,7 +106,7 @@ def json_rows(
     """
     values = {name: python_values(columns.column(name)) for name in columns.column_names}
     between = {
-        name: {LABELS[part]: python_values(ends) for part, ends in parts.items()}
+        name: {LABELS[part]: python_values(parts[part]) for part in parts.column_names}
         for name, parts in intervals.items()
     }
     return [

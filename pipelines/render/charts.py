@@ -14,6 +14,7 @@ import matplotlib as mpl
 import msgspec
 import numpy as np
 from markupsafe import Markup
+from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
@@ -58,16 +59,38 @@ STYLE = {
 
 
 class Picture(NamedTuple):
-    """An SVG element, and its content as text (which the SVG has too).
+    """An SVG element of a page, and its content as text (which the SVG has too).
 
     Attributes:
-        places: (n, 2) of the points that can be pointed at: shares of the width from the left,
-            of the height from above.
+        tips: JSON of the points that can be pointed at: shares of the width from the left and of
+            the height from above, and a text; empty without any.
     """
 
-    svg: str
-    caption: str
-    places: Float64 | None = None
+    svg: Markup
+    text: str
+    tips: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        figure: Figure,
+        name: str,
+        words: str,
+        labels: Sequence[str] = (),
+        points: tuple[Any, Any] = ((), ()),
+    ) -> "Picture":
+        """Draw a figure.
+
+        Args:
+            labels: a text for each of the points; none: nothing can be pointed at.
+            points: (n,) places of points across and up, as they were plotted.
+        """
+        drawn = Markup(svg(figure, name, words))  # of matplotlib's numbers and an escaped label
+        tips = ""
+        if labels:
+            places = zip(_places(figure, *points).tolist(), labels, strict=True)
+            tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
+        return cls(drawn, words, tips)
 
 
 def lines(name: str, series: Sequence[Float64], words: str, across: str, up: str) -> Picture:
@@ -86,7 +109,7 @@ def lines(name: str, series: Sequence[Float64], words: str, across: str, up: str
         axes.set_ylim(bottom=min(0.0, float(values.min()) if len(values) else 0.0))
     axes.xaxis.set_major_locator(integers(8))
     _numbers(axes, across, up)
-    return Picture(svg(figure, name, words), words)
+    return Picture.of(figure, name, words)
 
 
 def swatches(count: int) -> list[str]:
@@ -104,9 +127,7 @@ def counts(name: str, at: Int64, values: Int64, words: str, across: str) -> Pict
     axes.xaxis.set_major_locator(integers(6))
     axes.yaxis.set_major_locator(integers(5))
     _numbers(axes, across, "keys")
-    return Picture(
-        svg(figure, name, words), words, places(figure, axes, at[indices], values[indices])
-    )
+    return Picture.of(figure, name, words)
 
 
 def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Picture:
@@ -120,7 +141,7 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
     axes.set_xscale("log")
     axes.set_yscale("log")
     _numbers(axes, "released value (size)", "sd / value")
-    return Picture(svg(figure, name, words), words)
+    return Picture.of(figure, name, words)
 
 
 def axes_of(width: float, height: float) -> tuple[Figure, Any]:
@@ -133,6 +154,13 @@ def axes_of(width: float, height: float) -> tuple[Figure, Any]:
 def integers(most: int) -> MaxNLocator:
     """Return ticks at integers alone, also where one integer is in sight."""
     return MaxNLocator(most, integer=True, min_n_ticks=1)
+
+
+def time_axis(axis: Any, most: int) -> None:
+    """Give an axis of times at most so many marks."""
+    locator = dates.AutoDateLocator(minticks=2, maxticks=most)
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
 def values_axis(axis: Any) -> None:
@@ -165,8 +193,9 @@ def drawn_positions(values: Float64) -> Int64:
     return np.unique(np.concatenate([order[edges], order[last], [0, len(values) - 1]]))
 
 
-def places(figure: Figure, axes: Any, across: Any, up: Any) -> Float64:
+def _places(figure: Figure, across: Any, up: Any) -> Float64:
     """Return (n, 2) where points of a figure that was drawn lie; see `Picture`."""
+    axes: Any = figure.axes[0]
     data = np.column_stack([np.asarray(axes.convert_xunits(across), float), np.asarray(up, float)])
     shares = figure.transFigure.inverted().transform(axes.transData.transform(data))
     return np.round(np.column_stack([shares[:, 0], 1 - shares[:, 1]]), 4)
@@ -190,17 +219,3 @@ def svg(figure: Figure, name: str, words: str) -> str:
         text = text.replace(colour, variable)
     text = re.sub(r"\s*\n\s*", " ", text).strip()
     return f'<svg role="img" aria-label="{escape(words)}" viewBox="{view[1]}">{text}'
-
-
-def picture_fields(picture: Picture, labels: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the picture, its text, and the text of each of its places (as JSON, which is escaped).
-
-    Args:
-        labels: a text for each of the picture's places; none: nothing can be pointed at.
-    """
-    tips = ""
-    if labels and picture.places is not None:
-        places = zip(picture.places.tolist(), labels, strict=True)
-        tips = msgspec.json.encode([(*place, text) for place, text in places]).decode()
-    # The picture's text is matplotlib's numbers and an escaped label.
-    return {"svg": Markup(picture.svg), "text": picture.caption, "tips": tips}

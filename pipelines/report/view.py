@@ -26,9 +26,7 @@ from dpstream.pipelines.render.charts import (
     WIDTH,
     Picture,
     axes_of,
-    picture_fields,
-    places,
-    svg,
+    time_axis,
     values_axis,
 )
 from dpstream.pipelines.render.job_plan import trigger_rows
@@ -99,7 +97,12 @@ def limits(values: Float64, reach: Float64, bounds: Bounds) -> tuple[float, floa
 
 
 def picture_over_time(
-    name: str, line: Series, bounds: Bounds, words: str, joined: bool = True
+    name: str,
+    line: Series,
+    bounds: Bounds,
+    words: str,
+    joined: bool = True,
+    labels: Sequence[str] = (),
 ) -> Picture:
     """Draw values over time, whose points can be pointed at.
 
@@ -107,6 +110,7 @@ def picture_over_time(
         line: a line with one finite value or more.
         joined: whether neighbours are values of one thing that grows (a band), not of windows of
             their own (bars, while there are few).
+        labels: a text for each finite value.
     """
     figure, axes = axes_of(3.6, 2.2)
     _draw(axes, line, joined or len(line.when) > MARKED)
@@ -116,14 +120,11 @@ def picture_over_time(
     reach = WIDTH * line.sds
     defined = np.isfinite(line.values) & np.isfinite(reach)
     axes.set_ylim(*limits(line.values[defined], reach[defined], bounds))
-    locator = dates.AutoDateLocator(minticks=2, maxticks=5)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    time_axis(axes.xaxis, 5)
     values_axis(axes.yaxis)
-    drawn = svg(figure, name, words)
     seen = np.isfinite(line.values)
     when = np.asarray(dates.date2num(line.when))[seen]
-    return Picture(drawn, words, places(figure, axes, when, line.values[seen]))
+    return Picture.of(figure, name, words, labels, (when, line.values[seen]))
 
 
 def unbroken(values: Float64) -> bool:
@@ -182,7 +183,7 @@ def chart_of_lines(
     drawn = [np.asarray(values) for _, values in lines]
     picture = charts.lines(chart, drawn, words, "trigger of the window", up)
     legend = list(zip(charts.swatches(len(lines)), (name for name, _ in lines), strict=True))
-    return {"title": title, "legend": legend, **picture_fields(picture)}
+    return {"title": title, "legend": legend, **picture._asdict()}
 
 
 #: Columns with pictures; more would make a page heavy, and the table has them.
@@ -350,7 +351,7 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
 
 def _trend(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
-) -> dict[str, Any] | None:
+) -> Picture | None:
     """The final value of every complete window, NaN where the key was not released."""
     rows, windows = report.findings.all_keys.rows, report.findings.windows
     complete = report.findings.complete
@@ -376,7 +377,7 @@ def _trend(
 
 def _growth(
     report: Report, aggregate: Aggregate, key: int, label: str, chart: str
-) -> dict[str, Any] | None:
+) -> Picture | None:
     """One key's values over the triggers of the drawn window."""
     timeline, rows = report.job.plan.timeline, report.findings.series[key]
     base = timeline.base(report.findings.drawn_window[0].window)
@@ -394,7 +395,7 @@ def over_time(
     aggregate: Aggregate,
     words: str,
     joined: bool = True,
-) -> dict[str, Any] | None:
+) -> Picture | None:
     """Return a picture whose points say their moment and value; ``None`` without any.
 
     Args:
@@ -412,13 +413,11 @@ def over_time(
     last = int(np.flatnonzero(finite)[-1])
     newest = with_error(float(values[last]), float(sds[last]))
     words = f"{words}: {len(labels)} values, the last {newest}"
-    when: list[datetime] = list(line.when)
-    bounds = bounds_of(aggregate)
-    picture = picture_over_time(chart, Series(when, values, sds), bounds, words, joined)
-    return picture_fields(picture, labels)
+    drawn = Series(line.when, values, sds)
+    return picture_over_time(chart, drawn, bounds_of(aggregate), words, joined, labels)
 
 
-def scatter_of(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
+def scatter_of(chart: str, values: Any, sds: Any) -> Picture | None:
     """Return the chart of relative noise against size; ``None`` without values."""
     if not len(values):
         return None
@@ -428,12 +427,12 @@ def scatter_of(chart: str, values: Any, sds: Any) -> dict[str, Any] | None:
         f"{human(float(relative.min()))} to {human(float(relative.max()))} times the value, for "
         f"half of them less than {human(float(np.median(relative)))} times"
     )
-    return picture_fields(charts.relative_noise(chart, values, sds, words))
+    return charts.relative_noise(chart, values, sds, words)
 
 
-def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
+def _keys_by(report: Report) -> list[tuple[str, Picture]]:
     """Numbers of released keys by complete window, and by trigger of the drawn one."""
-    findings, out = report.findings, list[tuple[str, dict[str, Any]]]()
+    findings, out = report.findings, list[tuple[str, Picture]]()
     if findings.complete.sum() > 1:
         out.append(("Keys released in each complete window", _by_window(report)))
     if report.job.plan.timeline.triggers > 1:
@@ -442,21 +441,21 @@ def _keys_by(report: Report) -> list[tuple[str, dict[str, Any]]]:
     return out
 
 
-def _by_trigger(releases: tuple[ReleaseFile, ...]) -> dict[str, Any]:
+def _by_trigger(releases: tuple[ReleaseFile, ...]) -> Picture:
     at = np.array([release.trigger for release in releases], np.int64)
     keys = np.array([release.keys for release in releases], np.int64)
     words = (
         f"Keys published by trigger of one window: {keys[0]:,} at trigger {at[0]:,}, "
         f"{keys[-1]:,} at trigger {at[-1]:,}, at most {keys.max():,}"
     )
-    return picture_fields(charts.counts("kt", at, keys, words, "trigger of the window"))
+    return charts.counts("kt", at, keys, words, "trigger of the window")
 
 
-def _by_window(report: Report) -> dict[str, Any]:
+def _by_window(report: Report) -> Picture:
     complete = report.findings.complete
     at, keys = report.findings.windows[complete], report.findings.keys[complete]
     words = (
         f"Distinct keys released by window: {len(at):,} windows, from {keys.min():,} to "
         f"{keys.max():,} keys"
     )
-    return picture_fields(charts.counts("kw", at + 1, keys, words, "window"))
+    return charts.counts("kw", at + 1, keys, words, "window")

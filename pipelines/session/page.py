@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import dates
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -32,7 +31,7 @@ from dpstream.accounting.regions.space import (
 )
 from dpstream.accounting.regions.spent import Spent
 from dpstream.pipelines.render import charts
-from dpstream.pipelines.render.charts import Picture, picture_fields
+from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.render.page import document, mark_of, write_own
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.conditions import nonempty
@@ -65,9 +64,8 @@ def heat_picture(space: Space, heat_map: HeatMap, kind: str, name: str) -> Pictu
     Args:
         name: prefix of the SVG's ids, unique on its page.
     """
-    figure = _heat(space, heat_map, kind)
-    description = heat_text(space, heat_map, kind)
-    return Picture(charts.svg(figure, f"map-{name}", description), description)
+    words = heat_text(space, heat_map, kind)
+    return Picture.of(_heat(space, heat_map, kind), f"map-{name}", words)
 
 
 def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
@@ -166,8 +164,7 @@ def _tick(dimension: Dimension, coordinate: int) -> str:
 
 def spending_picture(moments: Sequence[Moment], kind: str) -> Picture:
     """Draw the spent budget over time as SVG."""
-    figure, description = _spending(moments, kind), spending_text(moments, kind)
-    return Picture(charts.svg(figure, f"time-{kind}", description), description)
+    return Picture.of(_spending(moments, kind), f"time-{kind}", spending_text(moments, kind))
 
 
 def spending_png(moments: Sequence[Moment], kind: str) -> bytes:
@@ -206,9 +203,7 @@ def _spending(moments: Sequence[Moment], kind: str) -> Figure:
         )
     axes.set_ylim(bottom=0)
     if times:
-        locator = dates.AutoDateLocator(minticks=2, maxticks=6)
-        axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+        charts.time_axis(axes.xaxis, 6)
     charts.values_axis(axes.yaxis)
     axes.set_xlabel("time of the charge (UTC)")
     axes.set_ylabel(f"{kind} spent")
@@ -356,8 +351,8 @@ def _kind(
             ("most that a record can have", _amount(budget["most_initial"])),
             ("regions", human(budget["regions"])),
         ],
-        "maps": [picture_fields(picture) for picture in maps],
-        "time": picture_fields(spending_picture(moments, kind)) if moments else None,
+        "maps": maps,
+        "time": spending_picture(moments, kind) if moments else None,
         "rows": [
             row | {"spent": "closed" if row["spent"] is None else _amount(row["spent"])}
             for row in budget["rows"]

@@ -149,12 +149,7 @@ def answer_text(answer: Answer) -> str:
     """Return the rows as an aligned table; beside a value the half width of its 95% interval."""
     from dpstream.pipelines.render.answer import rows_text  # which no plan needs
 
-    values, parts = _parted(answer)
-    ends = {
-        figure: (columns["low"].to_pylist(), columns["high"].to_pylist())
-        for figure, columns in parts.items()
-    }
-    return rows_text(values, ends)
+    return rows_text(*_parted(answer))
 
 
 def answer_rows(answer: Answer) -> list[dict[str, Any]]:
@@ -164,11 +159,11 @@ def answer_rows(answer: Answer) -> list[dict[str, Any]]:
     return json_rows(*_parted(answer))
 
 
-def _parted(answer: Answer) -> tuple["pa.Table", dict[str, dict[str, "pa.ChunkedArray"]]]:
+def _parted(answer: Answer) -> tuple["pa.Table", dict[str, "pa.Table"]]:
     """Return cells and figures, and by figure its sd and the ends of its interval."""
-    table = answer.table
+    table, names = answer.table, [part.removeprefix("_") for part in PARTS]
     parts = {
-        figure: {part.removeprefix("_"): table[figure + part] for part in PARTS}
+        figure: table.select([figure + part for part in PARTS]).rename_columns(names)
         for aggregate in answer.header.question.aggregates
         for figure in aggregate.outputs
     }

@@ -152,14 +152,9 @@ def presented(
 def answer_text(answer: SqlAnswer) -> str:
     """Return the rows as an aligned table; a column with an interval shows its half-width."""
     extra = [f"{name}_{label}" for name in answer.reports for label in LABELS.values()]
-    ends = {
-        name: (parts["low"].to_pylist(), parts["high"].to_pylist())
-        for name, parts in answer.intervals.items()
-    }
-    return rows_text(answer.table.drop_columns(extra), ends)
+    return rows_text(answer.table.drop_columns(extra), answer.intervals)
 
 
 def records(answer: SqlAnswer) -> list[dict[str, Any]]:
     """Return the rows for JSON."""
-    ends = {name: {p: table[p] for p in PARTS} for name, table in answer.intervals.items()}
-    return json_rows(answer.table, ends)
+    return json_rows(answer.table, answer.intervals)

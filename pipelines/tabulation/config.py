@@ -33,7 +33,6 @@ from dpstream.accounting.tabulation.parameters import (
 )
 from dpstream.pipelines.formats.texts import BOM
 from dpstream.pipelines.tabulation.text import Faults
-from dpstream.state.disk_errors import cause_of
 
 CONFIG = "config.json"
 PUERTO_RICO = "72"
@@ -100,7 +99,11 @@ def read_config(path: Path, choice: Choice, faults: Faults) -> Parameters | None
         return None
     before = len(faults.faults)
     fields = fields_of(choice.program)
-    _check_optional(entries, fields, faults)
+    missing = [n for n, (_, required) in fields.items() if not required and n not in entries]
+    for name in (name for name in entries if name not in fields):
+        if hint := nearest(name, missing, cutoff=0.8):  # it looks like a missing optional field
+            fix = f"{hint}correct its name, or leave it out"
+            faults.add("", "has a field that is not known", fix)
     values = {
         name: _typed(entries, name, kind, required, faults)
         for name, (kind, required) in fields.items()
@@ -136,15 +139,10 @@ def names_of(program: str) -> dict[str, tuple[str, str]]:
 
 def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
     """The fields of a file as JSON has them; a field that is there twice is a fault."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except FileNotFoundError:
-        faults.add("", "is missing", "put it into its folder")
-        return None
-    except OSError as error:
-        cause = cause_of(error)
-        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
+    data: bytes | None = None
+    with faults.reading(), open(path, "rb") as file:
+        data = file.read(MAX_CONFIG_BYTES + 1)
+    if data is None:
         return None
     if len(data) > MAX_CONFIG_BYTES:
         faults.add("", f"exceeds {MAX_CONFIG_BYTES} bytes", "give a parameter file")
@@ -169,18 +167,6 @@ def _decoded(path: Path, faults: Faults) -> dict[str, Any] | None:
         faults.add("", "has a field or a threshold twice", "keep one of them")
         return None
     return entries
-
-
-def _check_optional(
-    content: dict[str, Any], fields: dict[str, tuple[Any, bool]], faults: Faults
-) -> None:
-    """Further fields must not look like an optional one that is missing."""
-    missing = [n for n, (_, required) in fields.items() if not required and n not in content]
-    for name in (name for name in content if name not in fields):
-        if hint := nearest(name, missing, cutoff=0.8):
-            faults.add(
-                "", "has a field that is not known", f"{hint}correct its name, or leave it out"
-            )
 
 
 def _typed(entries: dict[str, Any], name: str, kind: Any, required: bool, faults: Faults) -> Any:

@@ -51,7 +51,7 @@ from dpstream.pipelines.tabulation.public_files import (
     total_files,
 )
 from dpstream.pipelines.tabulation.text import Fault, Faults, first_line, refuse, usable_header
-from dpstream.state.disk_errors import cause_of, file_error
+from dpstream.state.disk_errors import file_error
 
 
 class Loaded(NamedTuple):
@@ -132,14 +132,8 @@ def _header_faults(data: Path, program: str) -> list[Fault]:
     """Return what is wrong with the records as a file: it is missing, or lacks a column."""
     layout = LAYOUTS[program]
     faults = Faults(layout.file)
-    try:
-        with open(data / layout.file, "rb", buffering=0) as raw:
-            usable_header(first_line(raw)[0], layout.columns, faults)
-    except FileNotFoundError:
-        faults.add("", "is missing", "put it into its folder")
-    except OSError as error:
-        cause = cause_of(error)
-        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
+    with faults.reading(), open(data / layout.file, "rb", buffering=0) as raw:
+        usable_header(first_line(raw)[0], layout.columns, faults)
     return faults.faults
 
 
@@ -179,6 +173,7 @@ class Prepared(NamedTuple):
         domain: the groups of the plan; shards: ranges of these groups.
         lookup: finds the region and iterations of a record.
         published: totals that choose the detail of households, ``None`` for persons.
+        complete: whether no public file was missing (`plan` allows the totals to be).
     """
 
     plan: TablePlan
@@ -186,6 +181,7 @@ class Prepared(NamedTuple):
     shards: tuple[Shard, ...]
     lookup: Lookup
     published: dict[Level, Published] | None
+    complete: bool = True
 
 
 def inputs_of(parameters: Path, data: Path, choice: Choice, project: Path = Path("/")) -> Inputs:
@@ -305,19 +301,8 @@ def stamps(inputs: Inputs) -> list[tuple[str, int, int, int, int]]:
     return out
 
 
-class Planned(NamedTuple):
-    """A plan from public files.
-
-    Attributes:
-        prepared: what follows from the public files; complete: whether none was missing.
-    """
-
-    prepared: Prepared
-    complete: bool
-
-
-def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
-    """Return the plan that the public files give.
+def plan(parameters: Path, data: Path, choice: Choice) -> Prepared:
+    """Return what the public files give, perhaps without the totals of households.
 
     Raises:
         UsageError: there is a fault, or the choice is not possible.
@@ -326,7 +311,7 @@ def plan(parameters: Path, data: Path, choice: Choice) -> Planned:
     loaded = load(parameters, data, choice, records=False, totals=totals)
     paths = public_paths(parameters, data, choice.program)
     paths = paths if totals else [path for path in paths if path.name != TOTALS]
-    return Planned(prepared_of(loaded, lists_digest(paths)), totals)
+    return prepared_of(loaded, lists_digest(paths))._replace(complete=totals)
 
 
 def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
@@ -338,14 +323,14 @@ def faults(parameters: Path, data: Path, choice: Choice) -> list[Fault]:
     fault_list = validate(parameters, data, choice)
     if not fault_list:
         try:
-            plan(parameters, data, choice).prepared.plan.measured()
+            plan(parameters, data, choice).plan.measured()
         except UsageError as error:
             where = "" if error.field == CONFIG else error.field
             fault_list.append(Fault(CONFIG, None, where, error.rule, error.fix))
     return fault_list
 
 
-def figures(planned: Planned, delta: float | None = None) -> dict[str, Any]:
+def figures(prepared: Prepared, delta: float | None = None) -> dict[str, Any]:
     """Return every public figure; see `accounting.tabulation.describe`.
 
     Raises:
@@ -355,7 +340,6 @@ def figures(planned: Planned, delta: float | None = None) -> dict[str, Any]:
     if not MIN_DELTA <= delta < 1:
         rule = f"must be at least {MIN_DELTA:g}, and below 1"
         raise UsageError("--delta", rule, "write e.g. 1e-10")
-    prepared = planned.prepared
     groups = {level.level: level.groups for level in prepared.domain.levels}
     out = describe(prepared.plan, delta, groups)
     empty = _without_block(prepared)
@@ -365,7 +349,7 @@ def figures(planned: Planned, delta: float | None = None) -> dict[str, Any]:
             f"{empty:,} groups of {TOTALS} are in regions without a "
             "block: their counts are noise alone",
         ]
-    if not planned.complete:
+    if not prepared.complete:
         out["plan_hash"] = None
         out["notes"] = [*out["notes"], f"the plan has no hash before {TOTALS} is there"]
     return out

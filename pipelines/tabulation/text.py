@@ -10,6 +10,7 @@ wrong file may have been put in their place: so a fault names rows and columns a
 value.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -74,6 +75,17 @@ class Faults:
     def add(self, column: str, rule: str, fix: str, row: int | None = None) -> None:
         """Add one fault."""
         self.faults.append(Fault(self.file, row, column, rule, fix))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take a file that is missing, or cannot be read, for a fault of it."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.add("", "is missing", "put it into its folder")
+        except OSError as error:
+            cause = cause_of(error)
+            self.add("", f"cannot be read: {cause.reason}", cause.fix)
 
     def check(self, *guards: tuple[bool, str, str, str]) -> None:
         """Add a fault for each guard that holds: column, rule and fix."""
@@ -190,25 +202,20 @@ def read_blocks(
         faults: takes what is wrong: the file, its header, its lines.
         more: whether further columns are allowed, anywhere; they are ignored.
     """
-    try:
-        with open(path, "rb", buffering=0) as raw:
-            head, rest = first_line(raw)
-            names = usable_header(head, columns, faults, more)
-            if names is None:
-                return
-            row = 2
+    with faults.reading(), open(path, "rb", buffering=0) as raw:
+        head, rest = first_line(raw)
+        names = usable_header(head, columns, faults, more)
+        if names is None:
+            return
+        row = 2
+        try:
             for block in _blocks_of_lines(raw, rest):
                 rows, many = _rows(block, row, names, columns, faults)
                 row += many
                 yield rows
-    except FileNotFoundError:
-        faults.add("", "is missing", "put it into its folder")
-    except BrokenFileError:
-        most = f"{limits.MAX_UNBROKEN_BYTES:,} bytes"
-        faults.add("", f"has no line break in {most}", "write each row into a line of its own")
-    except OSError as error:
-        cause = cause_of(error)
-        faults.add("", f"cannot be read: {cause.reason}", cause.fix)
+        except BrokenFileError:
+            most = f"{limits.MAX_UNBROKEN_BYTES:,} bytes"
+            faults.add("", f"has no line break in {most}", "write each row into a line of its own")
 
 
 def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:

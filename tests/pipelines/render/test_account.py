@@ -262,7 +262,7 @@ def test_values_that_json_has_not() -> None:
 
 def test_rows_show_half_of_an_interval() -> None:
     table = pa.table({"page": ["a", "b"], "n": [1_234.0, None]})
-    text = rows_text(table, {"n": [[1_200.0, None], [1_268.0, None]]})
+    text = rows_text(table, {"n": pa.table({"low": [1_200.0, None], "high": [1_268.0, None]})})
     assert text.splitlines() == [
         "page          n",
         "----  ---------",

@@ -28,7 +28,6 @@ from dpstream.pipelines.render.charts import (
     counts,
     drawn_positions,
     lines,
-    picture_fields,
     relative_noise,
     swatches,
     values_axis,
@@ -121,7 +120,7 @@ def test_a_name_has_one_of_the_endings(refused: Refused) -> None:
 def test_the_same_numbers_are_the_same_bytes() -> None:
     series = [np.array([1.0, 2.0, 400.0])]
     one, other = (lines("n", series, 'w "<&', "across", "up") for _ in range(2))
-    assert one == other and one.caption == 'w "<&'
+    assert one == other and one.text == 'w "<&'
     assert one.svg.startswith('<svg role="img" aria-label="w &quot;&lt;&amp;" viewBox=')
     assert "<metadata" not in one.svg and "#0a0b00" not in one.svg and "var(--s0)" in one.svg
 
@@ -178,12 +177,10 @@ def test_further_lines_are_dashed() -> None:
 
 
 def test_points_and_what_they_say() -> None:
-    picture = Picture("<svg></svg>", "words", np.array([[0.1, 0.2], [0.3, 0.4]]))
-    view = picture_fields(picture, ["<b>", "two"])
-    assert isinstance(view["svg"], Markup) and not isinstance(view["tips"], Markup)
-    assert json.loads(view["tips"]) == [[0.1, 0.2, "<b>"], [0.3, 0.4, "two"]]
-    assert (
-        picture_fields(picture)["tips"]
-        == picture_fields(Picture("<svg></svg>", "w"), ["one"])["tips"]
-        == ""
-    )
+    figure, axes = axes_of(2, 2)
+    axes.plot([1, 2], [3, 4])
+    picture = Picture.of(figure, "p", "words", ["<b>", "two"], ([1, 2], [3, 4]))
+    assert isinstance(picture.svg, Markup) and not isinstance(picture.tips, Markup)
+    (left, top, first), (right, bottom, second) = json.loads(picture.tips)
+    assert 0 < left < right < 1 and 0 < bottom < top < 1 and (first, second) == ("<b>", "two")
+    assert Picture.of(figure, "p", "words").tips == ""

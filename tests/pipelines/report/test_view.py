@@ -7,6 +7,7 @@ Words of the report: any key is one safe line, and settings show nothing secret.
 The table of all keys: its rows, its first rows without a script, and what it says it holds.
 """
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,9 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.report.data import collect, gathered, inventory, value_schema
 from dpstream.pipelines.report.text import (
     FIRST_ROWS,
@@ -106,6 +109,11 @@ def test_a_series_without_gaps_is_joined(values: list[float], without_gap: bool)
         assert drawn == again and ("stroke-opacity: 0.5" in drawn) == without_gap
 
 
+def places_of(picture: Picture) -> Float64:
+    """Where the points of a picture that can be pointed at lie."""
+    return np.array([place for *place, _ in json.loads(picture.tips)])
+
+
 def days(count: int) -> list[datetime]:
     return [datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(count)]
 
@@ -115,9 +123,11 @@ def test_points_can_be_pointed_at(count: int, joined: bool) -> None:
     values = np.linspace(10.0, 20.0, count)
     values[count // 2] = NAN if count > 1 else 10.0
     line = Series(days(count), values, np.ones(count))
-    picture = picture_over_time("x", line, Bounds(0.0), "Values of a key by window", joined)
-    places = picture.places
-    assert places is not None and len(places) == (count - 1 if count > 1 else 1)
+    drawn = max(count - 1, 1)
+    words = "Values of a key by window"
+    picture = picture_over_time("x", line, Bounds(0.0), words, joined, ["a"] * drawn)
+    places = places_of(picture)
+    assert len(places) == drawn
     assert ((places > 0) & (places < 1)).all()
     # From left to right, and the greater the higher.
     assert (np.diff(places[:, 0]) > 0).all() and (np.diff(places[:, 1]) < 0).all()
@@ -128,12 +138,12 @@ def test_panels_of_one_page_have_the_same_times() -> None:
     late = np.array([NAN, NAN, NAN, 11.0, 12.0])
     pictures = [
         picture_over_time(
-            "x", Series(days(5), values, np.ones(5)), Bounds(0.0), "words", joined=False
+            "x", Series(days(5), values, np.ones(5)), Bounds(0.0), "words", False,
+            ["a"] * int(np.isfinite(values).sum()),
         )
         for values in (np.arange(10.0, 15.0), late)
-    ]
-    all_days, last_days = (picture.places for picture in pictures)
-    assert all_days is not None and last_days is not None
+    ]  # fmt: skip
+    all_days, last_days = map(places_of, pictures)
     np.testing.assert_allclose(last_days[:, 0], all_days[3:, 0], atol=0.03)  # widths of labels
     assert last_days[0, 0] > 0.6
 
@@ -153,7 +163,7 @@ def test_guarantees_of_many_periods_are_the_first_and_the_last() -> None:
 def test_a_scatter_says_its_numbers() -> None:
     assert scatter_of("n", np.zeros(0), np.zeros(0)) is None
     chart = scatter_of("n", np.array([10.0]), np.array([5.0]))
-    assert chart is not None and "1 released values" in chart["text"] and "0.5" in chart["text"]
+    assert chart is not None and "1 released values" in chart.text and "0.5" in chart.text
 
 
 def test_a_line_says_its_points(make_job: Callable[..., Job]) -> None:
@@ -161,9 +171,9 @@ def test_a_line_says_its_points(make_job: Callable[..., Job]) -> None:
     when = [datetime(2024, 1, n, tzinfo=UTC) for n in (1, 2, 3)]
     values, sds = np.array([10.0, np.nan, 30.0]), np.array([1.0, 1.0, 2.0])
     chart = over_time("x", Series(when, values, sds), ["one", "two", "three"], count, "Words")
-    assert chart is not None and chart["text"] == "Words: 2 values, the last 30 ± 3.92"
-    assert "one: 10 ± 1.96" in chart["tips"] and "three: 30" in chart["tips"]
-    assert "two" not in chart["tips"]
+    assert chart is not None and chart.text == "Words: 2 values, the last 30 ± 3.92"
+    assert "one: 10 ± 1.96" in chart.tips and "three: 30" in chart.tips
+    assert "two" not in chart.tips
     nothing = Series(when, np.full(3, np.nan), sds)
     assert over_time("x", nothing, ["one", "two", "three"], count, "Words") is None
 

@@ -31,7 +31,7 @@ def pixels(data: bytes) -> np.ndarray:
 
 def parsed(svg: str) -> ET.Element:
     head = '<svg xmlns:xlink="http://www.w3.org/1999/xlink" '
-    return ET.fromstring(svg.replace("<svg ", head, 1))
+    return ET.fromstring(str(svg).replace("<svg ", head, 1))
 
 
 @pytest.mark.parametrize("by", [("age", "weight"), ("smoker", "arrived"), ("age", "epsilon")])
@@ -39,7 +39,7 @@ def test_maps_are_well_formed_and_the_same_again(by: tuple[str, str]) -> None:
     spent, _ = charged()
     heat = heat_map(spent, *by)
     one, other = (page.heat_picture(SPACE, heat, "epsilon", "m") for _ in range(2))
-    assert one == other and one.caption.startswith("Least epsilon left")
+    assert one == other and one.text.startswith("Least epsilon left")
     tree = parsed(one.svg)
     images = [node for node in tree.iter() if node.tag.endswith("image")]
     links = [value for node in tree.iter() for name, value in node.attrib.items()
@@ -65,7 +65,7 @@ def test_what_is_closed_is_blank() -> None:
     for days, blank in ((5, True), (30, True), (0, False)):
         shut = close(spent, box(arrived=(START, START + days * DAY))) if days else spent
         heat = heat_map(shut, "arrived", "age")
-        assert ("blank" in page.heat_picture(SPACE, heat, "epsilon", "m").caption) is blank
+        assert ("blank" in page.heat_picture(SPACE, heat, "epsilon", "m").text) is blank
         middle = pixels(page.heat_png(SPACE, heat, "epsilon"))[300, 120]
         assert bool((middle[:3] == 1).all()) is blank
 
@@ -84,7 +84,7 @@ def test_names_and_codes_are_texts_and_no_formulas() -> None:
 def test_spending() -> None:
     moments = over_time(PEOPLE, "epsilon", charged()[1])
     picture = page.spending_picture(moments, "epsilon")
-    assert "at most 3.2" in picture.caption and "var(--s1)" in picture.svg
+    assert "at most 3.2" in picture.text and "var(--s1)" in picture.svg
     assert parsed(picture.svg) is not None
     one, other = (page.spending_png(history, "epsilon") for history in (moments, moments[:2]))
     assert pixels(one).shape == pixels(other).shape and one != other

@@ -265,7 +265,7 @@ def test_content_tells_files_apart_and_stamps_notice_a_change(
 def test_the_plan_is_that_of_the_execution(made: Office) -> None:
     public_plan = plan(*made, Choice("p"))
     assert public_plan.complete
-    assert public_plan.prepared.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
+    assert public_plan.plan.hash == prepared(inputs_of(*made, Choice("p"))).plan.hash
     plan_figures = figures(public_plan)
     assert json.loads(json.dumps(plan_figures)) == plan_figures
     assert plan_figures["guarantee"]["rho"] == pytest.approx(4.944)
@@ -281,7 +281,7 @@ def test_no_record_is_needed(spoilt: Office) -> None:
 
 def test_a_public_file_changes_the_hash(made: Office, spoilt: Office) -> None:
     spoilt.spoil("race-and-ethnicity-codes.txt", lambda lines: [lines[0], *reversed(lines[1:])])
-    hashes = {plan(*office, Choice("p")).prepared.plan.hash for office in (made, spoilt)}
+    hashes = {plan(*office, Choice("p")).plan.hash for office in (made, spoilt)}
     assert len(hashes) == 2
 
 
