@@ -146,15 +146,15 @@ class Total(NamedTuple):
         if spend.mu is not None:
             gauss += times * Fraction(spend.mu) ** 2
         if spend.rho is not None:
-            rho += times * written(spend.rho)
+            rho += times * decimal_value(spend.rho)
         if spend.mu is None and spend.rho is None:
             plain, extra = (
-                plain + times * written(spend.epsilon),
-                extra + times * written(spend.delta),
+                plain + times * decimal_value(spend.epsilon),
+                extra + times * decimal_value(spend.delta),
             )
             responses += times * Fraction(divergence_of_response(spend.epsilon, self.order))
         if spend.threshold_delta:
-            extra += times * written(spend.threshold_delta)
+            extra += times * decimal_value(spend.threshold_delta)
         alone = (spend.epsilon, spend.delta) if self.spends + times == 1 else None
         return Total(self.spends + times, alone, gauss, rho, plain, extra, responses, self.order)
 
@@ -183,8 +183,8 @@ class Total(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon at which all spends use at most delta, rounded up."""
         if not self.gauss and not self.rho:
-            return float(self.plain) if self.extra <= written(delta) else math.inf
-        left = math.nextafter(float(written(delta) - self.extra), -math.inf)
+            return float(self.plain) if self.extra <= decimal_value(delta) else math.inf
+        left = math.nextafter(float(decimal_value(delta) - self.extra), -math.inf)
         if not 0 < left < 1:
             return math.inf
         if not self.rho:
@@ -210,7 +210,7 @@ class Total(NamedTuple):
 
     def _deltas(self, epsilon: float) -> Iterator[Fraction]:
         """Upper bounds of delta at epsilon, the cheapest first."""
-        left = written(epsilon) - self.plain
+        left = decimal_value(epsilon) - self.plain
         if not self.gauss and not self.rho and left >= 0:
             yield self.extra
         else:
@@ -276,8 +276,11 @@ def _least_of(bound: Callable[[float], float], epsilon: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def written(figure: float) -> Fraction:
-    """Return a figure as a person writes it: ten times 0.1 is 1."""
+def decimal_value(figure: float) -> Fraction:
+    """Return the number that a float's shortest decimal text stands for, exactly.
+
+    A limit of 1 then takes ten charges of 0.1, as whoever wrote them expects.
+    """
     return Fraction(repr(float(figure)))
 
 
@@ -341,7 +344,9 @@ class Parts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def gaussian(self) -> Fraction:
         """Part of delta of the Gaussian filter."""
-        return written(self.delta) - written(self.thresholds) - written(self.renyi)
+        return (
+            decimal_value(self.delta) - decimal_value(self.thresholds) - decimal_value(self.renyi)
+        )
 
 
 def default_parts(epsilon: float, delta: float) -> Parts:
@@ -359,13 +364,16 @@ def fitted_parts(epsilon: float, delta: float, first: Spend) -> Parts:
     for times in (2, 1):
         jobs = Total().plus(first, times)
         noise = Fraction(delta_of(epsilon, jobs.mu) if jobs.gauss else 0)
-        rest = written(delta) - jobs.extra - noise
+        rest = decimal_value(delta) - jobs.extra - noise
         if rest < 0 or jobs.rho:
             continue
-        thresholds, renyi = float(jobs.extra + written(_THRESHOLDS) * rest), float(rest) * _RENYI
+        thresholds, renyi = (
+            float(jobs.extra + decimal_value(_THRESHOLDS) * rest),
+            float(rest) * _RENYI,
+        )
         # A smaller rest is not divided: rounding these floats could take from the jobs more than
         # the rest gives to others.
-        if rest < written(delta) / 10**6:
+        if rest < decimal_value(delta) / 10**6:
             thresholds, renyi = float(jobs.extra), 0.0
         return Parts(delta, thresholds, renyi, best_order(epsilon, renyi or _RENYI * delta))
     return default_parts(epsilon, delta)
@@ -540,18 +548,18 @@ def largest_count(fits: Callable[[int], bool]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _caps_of(limit: Limit) -> _Caps:
-    parts, factor = limit.parts, written(limit.delta) / written(limit.parts.delta)
-    gaussian, renyi = parts.gaussian * factor, written(parts.renyi) * factor
+    parts, factor = limit.parts, decimal_value(limit.delta) / decimal_value(limit.parts.delta)
+    gaussian, renyi = parts.gaussian * factor, decimal_value(parts.renyi) * factor
     mu = mu_of(limit.epsilon, _rounded_down(gaussian)) if gaussian else 0.0
     divergence = 0.0
     if renyi:
         divergence = _largest_divergence(limit.epsilon, _rounded_down(renyi), parts.order)
     return _Caps(
-        written(limit.epsilon),
+        decimal_value(limit.epsilon),
         Fraction(mu) ** 2,
         gaussian,
         Fraction(max(0.0, divergence)),
-        written(parts.thresholds) * factor,
+        decimal_value(parts.thresholds) * factor,
     )
 
 

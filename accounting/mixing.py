@@ -61,7 +61,7 @@ class Mixing:
         self.inverse_norm2 = certified or math.prod(norms) * (1 + len(norms) * _SLACK)
 
     @property
-    def identity(self) -> bool:
+    def is_identity(self) -> bool:
         """Return whether every cell has noise of its own: no mixing at all."""
         return all(np.array_equal(f, np.eye(len(f))) for f in self.factors)
 
@@ -165,7 +165,7 @@ def cells_of(mixing: "Mixing | None") -> Cells | None:
 
     Such a plan is that of a stream with public keys: the same hash, names and bytes.
     """
-    if mixing is None or mixing.identity:
+    if mixing is None or mixing.is_identity:
         return None
     rms = math.sqrt(float((mixing.row_norms**2).mean()))
     figures = (_coarse(x) for x in (mixing.inverse_norm2, rms, mixing.row_sum))

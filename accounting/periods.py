@@ -23,7 +23,14 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from dpstream.accounting.composition import FilterName, Limit, Spend, Total, epsilon_spent, written
+from dpstream.accounting.composition import (
+    FilterName,
+    Limit,
+    Spend,
+    Total,
+    decimal_value,
+    epsilon_spent,
+)
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import up
 from dpstream.accounting.gaussian import bisected
@@ -230,7 +237,7 @@ def person_spent(
             total = total.plus(cost_to(person, charge).spend)
     except PolicyError:
         return math.inf, 1.0
-    together = math.nextafter(float(total.extra + written(delta)), math.inf)
+    together = math.nextafter(float(total.extra + decimal_value(delta)), math.inf)
     return epsilon_spent(total, together), together
 
 

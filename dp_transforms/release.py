@@ -76,7 +76,9 @@ def steps_through(
 def due_by(
     timeline: Timeline, rows: pa.RecordBatch, upto: int
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return (rows of steps up to a trigger time, rows of later ones: events ahead of stamps).
+    """Return the rows of steps that are due by a trigger time, and the rows of later steps.
+
+    Later steps have rows where events were stamped before they happened.
 
     Args:
         rows: of any kind that have a window and a trigger.

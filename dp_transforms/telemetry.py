@@ -62,7 +62,11 @@ _apart = _Apart()
 
 
 def count(name: str, amount: int = 1) -> None:
-    """Add to an allowed counter."""
+    """Add to a counter of the pipeline.
+
+    Raises:
+        ValueError: it is not on the list ``OPERATOR_COUNTERS``, which is reviewed for privacy.
+    """
     if name not in OPERATOR_COUNTERS:
         raise ValueError("counter is not on the allow-list")
     if not amount:

@@ -26,7 +26,7 @@ from dpstream.dp_transforms.beam.delivery import (
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback, SealFactory
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
 from dpstream.dp_transforms.run import Run
-from dpstream.pipelines.connectors.run_manifest import Catching
+from dpstream.pipelines.connectors.run_manifest import CatchUpOutlet
 from dpstream.pipelines.connectors.sink import Name, Sink
 from dpstream.pipelines.connectors.write import WriteReleases
 from dpstream.state.idtable import shard_of
@@ -52,7 +52,7 @@ class Flowing:
         self.decide, self.release = BoundCallback(run)(), ReleaseCallback(run)()
         self.seal = SealFactory(run)()
         self.writer = WriteReleases(sink, run=run)._dofn
-        self.delivered = DeliveredCallback(run, outlet or Catching(run, sink), keep)()
+        self.delivered = DeliveredCallback(run, outlet or CatchUpOutlet(run, sink), keep)()
         self.ingest = CanonicaliserFactory(run.plan, run.keys, run.public)()
         self.bound, self.at = 0, self.resume.first - 1
         self.units: dict[int, Batches] = defaultdict(list)

@@ -51,7 +51,9 @@ Uniform = Callable[[int], tuple[int, int]]
 
 
 class Law(Protocol):
-    """A symmetric law on the integers; its numbers are balls of the current precision.
+    """A symmetric law on the integers.
+
+    Its numbers are balls: intervals that hold the exact value, as narrow as the current precision.
 
     Attributes:
         label: sets the digests of its tables apart; at most 16 bytes, empty for the first law.

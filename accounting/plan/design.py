@@ -319,7 +319,7 @@ def resolve(
     remembers: bool = False,
     remembered_for: int | None = None,
 ) -> Design:
-    """Return the design of some settings.
+    """Return what a job's settings make the mechanism do: what is noised, when, and by which tests.
 
     Args:
         aggregates: the published columns.

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from dpstream.accounting.composition import Spend, written
+from dpstream.accounting.composition import Spend, decimal_value
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.figures import duration, second_text
@@ -330,9 +330,9 @@ def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
 
 
 def _times(figure: float, units: int) -> float:
-    """A multiple of a figure as it is written: never below it, and exact where a float can be, so
-    that two units of epsilon 4 fit a limit of 8.
+    """A multiple of a figure's decimal text: never below it, and exact where a float can be,
+    so that two units of epsilon 4 fit a limit of 8.
     """
-    exact = units * written(figure)
+    exact = units * decimal_value(figure)
     multiple = float(exact)
-    return multiple if written(multiple) >= exact else math.nextafter(multiple, math.inf)
+    return multiple if decimal_value(multiple) >= exact else math.nextafter(multiple, math.inf)

@@ -195,7 +195,11 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
 
 
 def share_of_bounds(column: QueryColumn, chosen: Container[str]) -> float:
-    """Return the part of a column's share that histograms took, of ``chosen`` fields."""
+    """Return the part of a column's share that private histograms use to choose its bounds.
+
+    Args:
+        chosen: names of the columns and bounds that are chosen privately.
+    """
     if column.name in chosen:
         return OF_COUNTS if column.kind == "count" else OF_VALUES
     return OF_COUNTS if column.rows_histogram in chosen else 0.0

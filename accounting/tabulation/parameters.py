@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from dpstream.accounting.composition import decimal_value
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.limits import MAX_SIGMA
 from dpstream.accounting.mechanisms.laws import (
@@ -238,17 +239,13 @@ class Parameters(msgspec.Struct, frozen=True):
         """Return the budget of a level as it was written, 0 if it is off or infinite if it is
         exact.
         """
-        return written(self.budgets.get(table, {}).get(level, 0.0))
+        budget = self.budgets.get(table, {}).get(level, 0.0)
+        return budget if math.isinf(budget) else decimal_value(budget)
 
     @property
     def gamma(self) -> Fraction:
         """Part of a level's budget that step 1 spends, as it was written; 0 without a step 1."""
-        return Fraction() if self.fraction is None else Fraction(repr(float(self.fraction)))
-
-
-def written(figure: float) -> Fraction | float:
-    """Return a figure exactly as a person writes it: 0.1 is a tenth; infinity stays."""
-    return figure if figure == float("inf") else Fraction(repr(float(figure)))
+        return Fraction() if self.fraction is None else decimal_value(self.fraction)
 
 
 LawName = Literal["discrete gauss", "rounded gauss", "discrete laplace"]

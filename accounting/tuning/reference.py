@@ -184,12 +184,12 @@ MASS /= MASS.sum()
 
 
 class ReferenceFigures(msgspec.Struct, frozen=True):
-    """A plan on the reference population.
+    """What a plan is expected to publish of the public reference population.
 
     Attributes:
         keys: expected published keys at close, up to a factor that all plans share; infinite
             where keys are public.
-        units: units of a key, of the reference's mix of records, for an even chance at close.
+        units: how many units a key must have to be published by the close with a chance of 1/2.
         noise: ``typical_sd`` by running sum, each in its own units (of counts and of the grid).
     """
 

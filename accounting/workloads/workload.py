@@ -288,7 +288,12 @@ def workload_of(
 def marginals(
     attributes: Sequence[Attribute], ways: Sequence[int], kind: str = "identity"
 ) -> Workload:
-    """Return all tables of so many attributes each (``kind`` range: all their range queries)."""
+    """Return the workload of all marginal tables of some numbers of attributes.
+
+    Args:
+        ways: numbers of attributes in a table.
+        kind: ``identity`` asks for each cell of a table, ``range`` for each sum of a range.
+    """
     factors = [interval(kind, attribute.size) for attribute in attributes]
     products = [
         Product(1.0, axes, tuple(factors[axis] for axis in axes))

@@ -161,10 +161,10 @@ class Paths:
         return out
 
     def seek(self, rows: Int64, step_index: Int64) -> None:
-        """Move the paths of ``rows`` on to steps ``step_index``; those that are there stay.
+        """Move the noise paths of ``rows`` forward to steps ``step_index``, without decoding.
 
-        What lies between is not decoded, and the next ``advance`` gives what it would have given
-        anyway.
+        Paths that are already there stay.  The next ``advance`` returns the same noise as if every
+        step between had been decoded.
         """
         behind = self.step_index[rows] < step_index
         rows, step_index = rows[behind], step_index[behind]

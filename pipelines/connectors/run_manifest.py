@@ -20,7 +20,7 @@ A sink that cannot be read back has no manifests and no list, so none of these i
 **The run of a restored store** writes committed releases again.  It compares with the sink whatever
 is there and holds back the rest.  Only when all that is published has been committed again and
 found the same is the rest published: at the end of a bounded run (`catch_up`), in the midst of one
-without end (`Catching`, for DELIVERED).
+without end (`CatchUpOutlet`, for DELIVERED).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -278,8 +278,10 @@ def catch_up(run: Run, sink: Sink) -> None:
 _PUBLISHED = "published"
 
 
-class Catching:
-    """The sink as `dp_transforms.beam.delivery.Outlet`: used while a restored run catches up.
+class CatchUpOutlet:
+    """Tells a restored run which of its releases are in the sink, until it has caught up.
+
+    It is a `dp_transforms.beam.delivery.Outlet`.
 
     Args:
         run: the run.
@@ -323,7 +325,7 @@ def publish_missing(run: Run, sink: Sink) -> None:
     names = [n for n in committed_names(run, store) if n[0] >= store.retained_windows.first]
     lost = [name for name in names if name not in there]
     if lost:
-        Catching(run, sink).publish(lost)
+        CatchUpOutlet(run, sink).publish(lost)
 
 
 def publish_committed(

@@ -40,7 +40,7 @@ from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_cells, with_query
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
-    Catching,
+    CatchUpOutlet,
     catch_up,
     complete,
     diverged,
@@ -506,5 +506,5 @@ def _connect(
     if not ends:
         keep = job.state.keep_releases
         retention = None if keep is None else duration_micros("keep_releases", keep)
-        delivered = Delivered(run, Catching(run, sink), retention)
+        delivered = Delivered(run, CatchUpOutlet(run, sink), retention)
         _ = (written, held, refused, output.clock_ticks) | "Delivered" >> delivered

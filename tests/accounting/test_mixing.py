@@ -46,7 +46,7 @@ def test_the_bound_is_above_the_exact_inverse_and_near_it(
 def test_of_a_product_the_norms_multiply() -> None:
     mixing = Mixing([random_factor(3), random_factor(4, 2)])
     matrix = np.kron(random_factor(3), random_factor(4, 2))
-    assert mixing.shape == (3, 4) and mixing.size == 12 and not mixing.identity
+    assert mixing.shape == (3, 4) and mixing.size == 12 and not mixing.is_identity
     longest = float((np.linalg.inv(matrix) ** 2).sum(axis=0).max())
     assert longest <= mixing.inverse_norm2 <= longest * (1 + 1e-9)
     norms = np.sqrt((matrix**2).sum(axis=1))
@@ -108,8 +108,8 @@ def test_digest_and_identity() -> None:
         m.digest for m in (one, other, Mixing([nudged, random_factor(4)]), Mixing([np.eye(12)]))
     }
     assert len(digests) == 4 and Mixing([random_factor(3), random_factor(4)]).digest == one.digest
-    assert Mixing([np.eye(3), np.eye(4)]).identity and Mixing([np.eye(3)]).inverse_norm2 >= 1
-    assert not Mixing([-np.eye(3)]).identity
+    assert Mixing([np.eye(3), np.eye(4)]).is_identity and Mixing([np.eye(3)]).inverse_norm2 >= 1
+    assert not Mixing([-np.eye(3)]).is_identity
     with pytest.raises(ValueError, match="read-only"):
         one.factors[0][0, 0] = 2.0
 
@@ -155,7 +155,7 @@ def test_edges_of_what_is_taken(monkeypatch: pytest.MonkeyPatch, refused: Refuse
         refused(Mixing, [np.eye(2) * scale])
     assert Mixing([random_factor(3)], 7.0).inverse_norm2 == 7.0
     monkeypatch.setattr(module, "MAX_FACTOR", 3)
-    assert Mixing([np.eye(3)]).identity
+    assert Mixing([np.eye(3)]).is_identity
     refused(lambda: Mixing([np.eye(4)]))
 
 

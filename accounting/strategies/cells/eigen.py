@@ -53,7 +53,7 @@ class Vectors:
         ]
 
     def norms(self, u: Float64) -> Float64:
-        """Return B u: squared column norm of a cell of each orbit."""
+        """Return B u: the squared norm of the strategy's column of a cell, for each orbit."""
         norms = np.zeros(self.cells)
         for part, orbits, at in zip(self.parts, self.folding.orbits, self.cuts, strict=False):
             norms[orbits] += part @ u[at : at + part.shape[1]]
@@ -188,7 +188,7 @@ class Spectrum(NamedTuple):
 
 @one_thread()
 def spectrum(workload: Workload) -> Spectrum:
-    """Return the spectrum of a domain that one matrix is solved for."""
+    """Return the eigenvectors that a domain's strategy weights, and the workload's eigenvalues."""
     folding = folding_of(workload)
     if workload.marginal:
         each, vectors = of_tables(workload, folding)

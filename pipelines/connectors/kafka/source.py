@@ -243,7 +243,7 @@ class ReadPartition(beam.DoFn):
         if self.backpressure and self.backpressure.holds(stands(watermark).micros, self._rows):
             give_back(tracker, BACKPRESSURE_SECONDS)
             return
-        progress = self._grown(element, tracker.current_restriction().after)
+        progress = self._progress_of(element, tracker.current_restriction().after)
         while True:
             before = self._rows
             for number in progress.parts:
@@ -272,7 +272,7 @@ class ReadPartition(beam.DoFn):
                 tracker.defer_remainder()
                 return
 
-    def _grown(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
+    def _progress_of(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
         """The progress of what the element names; there are no other partitions."""
         return progress or TopicProgress({element: _FRESH}, MAX_TIMESTAMP.micros)
 
@@ -322,7 +322,7 @@ class ReadTopic(ReadPartition):
     _looked = -WATCH_SECONDS
 
     @override
-    def _grown(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
+    def _progress_of(self, element: Any, progress: TopicProgress | None) -> TopicProgress:
         """With partitions that were added; asked for now and then."""
         progress = progress or TopicProgress({}, MIN_TIMESTAMP.micros)
         if time.monotonic() - self._looked < WATCH_SECONDS:

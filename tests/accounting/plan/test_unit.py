@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpstream.accounting.composition import Spend, written
+from dpstream.accounting.composition import Spend, decimal_value
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.timeline import Timeline
@@ -231,10 +231,10 @@ def test_what_plain_charges_fit_is_not_lost_by_rounding(
     """A limit of so many times a charge holds a run of so many periods, or so many questions."""
     run = msgspec.structs.replace(PLAIN, together=1, periods=periods, epsilon=epsilon, delta=delta)
     spend = of_all_records(run)
-    assert written(spend.epsilon) == periods * written(epsilon)
-    assert written(spend.delta) == periods * written(delta)
+    assert decimal_value(spend.epsilon) == periods * decimal_value(epsilon)
+    assert decimal_value(spend.delta) == periods * decimal_value(delta)
     question = msgspec.structs.replace(PLAIN, identity=ALL.text, epsilon=epsilon, delta=0.0)
-    assert written(cost_to(per(DAY), question).spend.epsilon) == 2 * written(epsilon)
+    assert decimal_value(cost_to(per(DAY), question).spend.epsilon) == 2 * decimal_value(epsilon)
 
 
 def test_a_plain_charge_of_several_units_is_group_privacy() -> None:

@@ -13,7 +13,7 @@ from dpstream.dp_transforms.flow import ReleaseCallback
 from dpstream.pipelines.connectors import run_manifest
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
 from dpstream.pipelines.connectors.run_manifest import (
-    Catching,
+    CatchUpOutlet,
     committed_names,
     diverged,
     publish_committed,
@@ -306,7 +306,7 @@ def test_nothing_new_comes_before_the_last_that_is_published(
 ) -> None:
     """Also into a gap; one that does not wait publishes beside what it has not compared."""
     if not waits:
-        monkeypatch.setattr(Catching, "caught_up", lambda self, upto: True)
+        monkeypatch.setattr(CatchUpOutlet, "caught_up", lambda self, upto: True)
     published_names = published_by(12, lived.calm).keys() | {"window-000005/trigger-000003.parquet"}
     for name in lived.files().keys() - published_names:
         (lived.folder / "out" / name).unlink()

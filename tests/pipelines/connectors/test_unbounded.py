@@ -45,7 +45,7 @@ from dpstream.pipelines.connectors.inputs import (
     positioned,
     refusal,
 )
-from dpstream.pipelines.connectors.run_manifest import Catching
+from dpstream.pipelines.connectors.run_manifest import CatchUpOutlet
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
@@ -205,7 +205,7 @@ def test_a_store_says_from_where_on_records_matter(run: Run) -> None:
 
 
 def test_what_was_delivered_is_noted_and_forgotten(run: Run, tmp_path: Path) -> None:
-    outlet = Catching(run, FileSink(tmp_path / "out", "parquet"))
+    outlet = CatchUpOutlet(run, FileSink(tmp_path / "out", "parquet"))
     note, store = DeliveredCallback(run, outlet)(), run.open()
     forget_delivered(store)
     for trigger_time in (3, 2):
