@@ -4,10 +4,9 @@ What may change is what a unit's records weigh in key selection (``weights``) an
 same figures are published, of the same records, at the same times and under the same guarantee.
 Every candidate is compared on the public reference population (``reference``), never on data.
 
-``starred`` has nearly the most keys that any candidate worth its price has, and of
-those the least noise.  It never has fewer keys than the job, and not more noise at as many, so that
-it is never worse in both; where the job has as many keys and about as little noise, the job itself
-is starred.
+``starred`` has the largest keys^3 / noise of those with no fewer keys than the job: more keys are
+bought with more noise as long as they are worth it.  It has not more noise at as many keys, so that
+it is never worse in both; where no other is better than the job by 5%, the job itself is starred.
 
 **The family of noise** that a stream with private keys takes by ``strategy = "auto"``.  Families
 are compared by the error that a reader of the releases sees: the mean |released - true| over all
@@ -38,17 +37,11 @@ from dpstream.accounting.tuning.reference import (
 )
 from dpstream.accounting.weights import EVEN, MILD, SPARED, STEEP, SelectionWeights, usual_weights
 
-#: Keys within this factor of the most count as the most.  Weights are steps of some percents, and
-#: data with heavier tails than the reference population gain more keys by the steeper ones.
-_NEARLY = 0.998
-#: 1% more keys are worth 3% more noise and no more: about the price of `budget.shares.knee`,
-#: where a threshold 1% lower (0.7% more reference keys) is worth an error 2% larger.
+#: 1% more keys are worth 3% more noise: about the price of `budget.shares.knee`, where a threshold
+#: 1% lower (0.7% more reference keys) is worth an error 2% larger.
 _WORTH = 3.0
-#: And where published keys are skipped never more noise than this, about what the price comes to
-#: elsewhere: there keys are so cheap that by it alone all figures would get 2.7 times the noise.
-_MOST_NOISE = 1.65
-#: The job stays starred where another way has not so much less noise.
-_SAME_NOISE = 1.05
+#: The job stays starred where no way is better than it by this factor.
+_BETTER = 1.05
 #: Another strategy is not worth a word where it saves less.
 _ANOTHER = 0.99
 _WEIGHTS = (
@@ -58,8 +51,6 @@ _WEIGHTS = (
     SelectionWeights(1, 0.75),
     SelectionWeights(1, 1),
     SelectionWeights(3, 1),
-    SelectionWeights(0.5, 0.75),
-    SelectionWeights(0, 0.8),
     STEEP,
 )
 #: Weights by the number of a unit's keys, with what selection takes beside them.
@@ -75,9 +66,14 @@ class Way(NamedTuple):
     keys: float
     noise: float
 
+    @property
+    def worth(self) -> float:
+        """What the way is compared by."""
+        return float(self.keys**_WORTH / self.noise)
+
 
 def starred(plan: Plan) -> Way:
-    """Return the best way to noise a job: nearly the most keys, and the least noise of those.
+    """Return the best way to noise a job: more keys if they are worth their noise.
 
     Raises:
         UsageError, PolicyError: the job itself cannot be run.
@@ -86,26 +82,22 @@ def starred(plan: Plan) -> Way:
     candidates = [Way({}, 1.0, 1.0)]
     for settings in _candidates(plan, own):
         figures = _figures_of(plan, settings)
-        keys = 0.0
         if figures is not None:
             keys = figures.keys_against(own) if plan.design.selects else 1.0
-        if figures is not None and keys > 0:
             candidates.append(Way(settings, keys, figures.noise_against(own)))
-    return starred_of(candidates, _MOST_NOISE if plan.design.skips else math.inf)
+    return starred_of(candidates)
 
 
-def starred_of(candidates: list[Way], most_noise: float = math.inf) -> Way:
-    """Return the way with the least noise of those that release nearly the most keys.
+def starred_of(candidates: list[Way]) -> Way:
+    """Return the way with the largest keys^3 / noise of those with no fewer keys than the first.
 
-    Ways whose noise is more than their keys are worth, or above ``most_noise``, do not count.  The
-    plan's own is taken if it is about as good.
+    Args:
+        candidates: the job's own way first, which is taken if none is better by 5%.
     """
-    paid = [way for way in candidates if way.noise <= min(max(way.keys, 1.0) ** _WORTH, most_noise)]
-    most = max(way.keys for way in paid)
-    full = [way for way in paid if way.keys >= max(_NEARLY * most, 1.0)]
-    best = min(full, key=lambda way: way.noise)
-    own = candidates[0]
-    return own if own in full and own.noise <= _SAME_NOISE * best.noise else best
+    own, *_ = candidates
+    enough = [way for way in candidates if way.keys >= 1]
+    best = max(enough, key=lambda way: (way.worth, -way.noise))  # a job without keys: all infinite
+    return best if best.worth > _BETTER * own.worth else own
 
 
 def _candidates(plan: Plan, own: ReferenceFigures) -> Iterator[dict[str, Any]]:
