@@ -21,7 +21,6 @@ from dpstream.pipelines.cli.parts import (
     print_figures,
     print_json,
     print_warnings,
-    section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, with_private
 from dpstream.pipelines.cli.session_ask import (
@@ -41,7 +40,7 @@ from dpstream.pipelines.cli.session_ask import (
     select,
     subspace,
 )
-from dpstream.pipelines.render.layout import labelled, page
+from dpstream.pipelines.render.layout import count, labelled, page
 
 if TYPE_CHECKING:
     from dpstream.pipelines.session.overview import Line
@@ -244,23 +243,44 @@ def session() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-@session.command(epilog=examples("dpstream session init", "dpstream session init rides --env prod"))
+@session.command(
+    epilog=examples(
+        "dpstream session init",
+        "dpstream session init rides --env prod",
+        "dpstream session init rides_wide --migrate rides",
+    )
+)
 @TABLE
+@click.option(
+    "--migrate",
+    "old",
+    metavar="OLD",
+    help="Continue in the account of table OLD, of the same data set, with wider dimensions.",
+)
 @OPERATOR
 @AS_JSON
-def init(table: Chosen, as_json: bool) -> None:
+def init(table: Chosen, old: str | None, as_json: bool) -> None:
     """Read the records of TABLE, and make the account of its data set if it has none.
 
     The account is made at data_set.NAME.account.path (default: NAME.account.db); an existing
     account of these records is used.  Its id is written into the project file.
+
+    With --migrate, TABLE has every dimension of OLD, perhaps with a wider range, finer steps, more
+    codes or a higher most, and perhaps more dimensions; its coordinates are in another folder.
+    What points have spent is embedded in the wider space, and OLD is refused from then on.
     """
     from dpstream.accounting.regions.space import Budget
     from dpstream.pipelines.drafting.target import keep_out_of_git
-    from dpstream.pipelines.session.account import with_account
+    from dpstream.pipelines.session.account import migrate, with_account
     from dpstream.pipelines.session.records import load
     from dpstream.pipelines.session.sentences import amount
 
     project = table.load()
+    if old is not None:
+        embedded = migrate(project, old, table.name)
+        if not as_json:
+            when = "before" if embedded is None else f"now, with {count(embedded, 'charge')}"
+            click.echo(f"{old} was migrated {when}.", err=True)
     config, new = with_account(project, table.name)
     secret = config.secret.file or ""
     keep_out_of_git(project.folder, secret, f"{config.account.path}*", config.folder)
@@ -275,37 +295,6 @@ def init(table: Chosen, as_json: bool) -> None:
     command = ["dpstream", "session", "ask", config.name, "count", *first, "--dry-run"]
     following = shlex.join(command)
     _loaded(loaded, as_json, following + table.flags, config.table.warnings)
-
-
-@session.command(
-    epilog=examples(
-        "dpstream session migrate rides rides_wide",
-        "dpstream session init rides_wide",
-    )
-)
-@section("old", required=True)
-@click.argument("new")
-@AS_JSON
-def migrate(old: Chosen, new: str, as_json: bool) -> None:
-    """Use the wider dimensions of table NEW in the account of table OLD, of the same data set.
-
-    NEW has every dimension of OLD, perhaps with a wider range, finer steps, more codes or a higher
-    most, and perhaps more dimensions; its coordinates are in another folder.  What points have
-    spent is embedded in the wider space, and OLD is refused from then on.  No record is read:
-    afterwards `dpstream session init NEW` makes the table.
-    """
-    from dpstream.pipelines.session import account
-
-    config, embedded = account.migrate(old.load(), old.name or "", new)
-    following = shlex.join(["dpstream", "session", "init", new]) + old.flags
-    done = "before" if embedded is None else f"now, with {embedded:,} charge{'s' * (embedded != 1)}"
-    lines = [
-        *labelled("Account", config.account.id),
-        *labelled("Migrated", done),
-        *labelled("Next", following),
-    ]
-    figures = {"account": config.account.id, "embedded": embedded, "next": following}
-    print_figures(as_json, figures, page(lines))
 
 
 @session.command(
@@ -353,8 +342,8 @@ def _loaded(loaded: "Loaded", as_json: bool, following: str, warnings: Sequence[
         f"{loaded.records:,} records, {loaded.usable:,} usable; "
         f"{loaded.taken:,} taken by this change."
     )
-    for reason, count in sorted(loaded.refused.items()):
-        echo_private(f"{count:,} refused: {reason}")
+    for reason, refused in sorted(loaded.refused.items()):
+        echo_private(f"{refused:,} refused: {reason}")
     if loaded.dead_letter is not None:
         echo_private(f"unusable records (position and reason) are listed in {loaded.dead_letter}.")
     click.echo(page(labelled("Next", following)), nl=False)

@@ -76,13 +76,13 @@ def _id_of_records(place: AccountPlace) -> str:
     return created.id
 
 
-def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int | None]:
+def migrate(project: Project, old_name: str, new_name: str | None) -> int | None:
     """Embed the spent amounts of a table's points in the wider space of another table.
 
     Both tables are of one data set.  Repeating a call does what remains to be done.
 
     Returns:
-        The new table, and the number of embedded charges; ``None`` if they were embedded before.
+        The number of embedded charges; ``None`` if they were embedded before.
 
     Raises:
         UsageError: the old space does not fit into the new one, or the data sets differ.
@@ -91,7 +91,7 @@ def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int
     old, new = config_in(project, old_name), config_in(project, new_name)
     if new.account.data_set != old.account.data_set:
         raise UsageError(
-            f"table.{new_name}.data_set",
+            f"table.{new.name}.data_set",
             f"is another one than that of table {old_name}",
             f'write data_set = "{old.account.data_set}", whose account has what was spent',
         )
@@ -99,7 +99,7 @@ def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int
     for dimension, column in zip(new.table.dimensions, _columns(new), strict=True):
         if columns.get(dimension.name, column) != column:
             raise UsageError(
-                f"table.{new_name}.dimension.{dimension.name}",
+                f"table.{new.name}.dimension.{dimension.name}",
                 "is of another column, or has another value: records would be at other points",
                 "keep its column and value",
             )
@@ -107,9 +107,9 @@ def migrate(project: Project, old_name: str, new_name: str) -> tuple[Config, int
         read_manifest(new.folder, new.table)
     with (
         contextlib.closing(open_ledger(old.account)) as ledger,
-        located(new_name, [*columns, *(d.name for d in new.table.dimensions)]),
+        located(new.name, [*columns, *(d.name for d in new.table.dimensions)]),
     ):
-        return new, widen(ledger, old.table, new.table)
+        return widen(ledger, old.table, new.table)
 
 
 def _columns(config: Config) -> list[tuple[str | None, float | None]]:

@@ -151,7 +151,7 @@ def migrated() -> PolicyError:
     """Return the error for a table whose account continues in a wider space."""
     return PolicyError(
         "data_set",
-        "is the account of a table with wider dimensions since `dpstream session migrate`",
+        "is the account of a table with wider dimensions since `dpstream session init --migrate`",
         "name the table that it was migrated to",
     )
 
@@ -161,7 +161,7 @@ def _foreign_charge(rule: str) -> PolicyError:
         "data_set",
         rule,
         "use the table's dimensions as they were, or embed what was spent in wider ones: "
-        "`dpstream session migrate OLD NEW`",
+        "`dpstream session init NEW --migrate OLD`",
     )
 
 

@@ -186,7 +186,7 @@ answer = dpstream.count(table, unit="user", epsilon=1.0)
 print(answer)
 answer.to_pandas()
 """
-SESSION = ("init", "migrate", "change", "close", "ask", "allot", "select", "stand", "budget",
+SESSION = ("init", "change", "close", "ask", "allot", "select", "stand", "budget",
            "picture")  # fmt: skip
 
 

@@ -98,8 +98,8 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
         raise PolicyError(
             "table.coordinates",
             "holds another table: its dimensions, data set or regions differ, which are fixed",
-            "correct the project file; for wider dimensions, make a table in another folder after "
-            "`dpstream session migrate OLD NEW`",
+            "correct the project file; for wider dimensions, make a table in another folder with "
+            "`dpstream session init NEW --migrate OLD`",
         )
     return manifest
 

@@ -461,16 +461,17 @@ COMMANDS: Mapping[str, Command] = {
     "session init": Command(session, MADE, nothing, charged=None, then=BUDGET),
     "session init, with an account": Command(without_account, MADE, nothing, charged=None,
                                              then=BUDGET),
-    "session migrate": Command(wider, ("session", "migrate", "small", "wide"), nothing,
-                               (MADE, ASK), then=("session", "budget", "wide", "--json")),
+    "session init --migrate": Command(
+        wider, ("session", "init", "wide", "--migrate", "small"), nothing, (MADE, ASK),
+        then=("session", "budget", "wide", "--json")),
     "session change": Command(records, ("session", "change", "small", "more.csv"), nothing,
                            (MADE,), charged=None, then=BUDGET),
     "session change --replace": Command(
-        records, ("session", "change", "small", "other.csv", "--replace"),
-                               nothing, (MADE,), charged=None, then=BUDGET),
+        records, ("session", "change", "small", "other.csv", "--replace"), nothing, (MADE,),
+        charged=None, then=BUDGET),
     "session change --delete": Command(
-        records, ("session", "change", "small", "gone.csv", "--delete"), nothing,
-                              (MADE,), charged=None, then=BUDGET),
+        records, ("session", "change", "small", "gone.csv", "--delete"), nothing, (MADE,),
+        charged=None, then=BUDGET),
     "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
     "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
     "session ask --ticket": Command(session, (*ASK, "--ticket", "ticket.json", "--json"),

@@ -294,12 +294,10 @@ def test_wider_dimensions_do_not_make_budgets_whole_again(tmp_path: Path) -> Non
     assert refusal["field"] == "data_set"
     typed = re.findall("`dpstream session ([^`]*)`", refusal["fix"])[0]
     words = [{"OLD": "small", "NEW": "wide"}.get(word, word) for word in typed.split()]
-    done = json_of(*words, *old[1:])
-    assert (done["account"], done["embedded"]) == (accounts.ID, 1)
-    assert json_of(*words, *old[1:])["embedded"] is None
-    following = shlex.split(done["next"])
-    assert following == ["dpstream", "session", "init", *new]
-    assert called(*following[2:]).exit_code == 0 and accounts.charges(tmp_path / "ledger.db")
+    done = called(*words, *old[1:])
+    assert done.exit_code == 0 and "small was migrated now, with 1 charge." in done.stderr
+    assert "Version 1 of the table" in done.stdout and accounts.charges(tmp_path / "ledger.db")
+    assert told_refusal(*words, *old[1:])["field"] == "table.coordinates"
     assert told_refusal("ask", *new, *question, "0.5")["field"] == "budget"
     assert called("ask", *new, *question, "0.25").exit_code == 0
     elsewhere = ("--where", "a >= 4 AND epsilon >= 1.5", "--epsilon", "1.5")
@@ -332,8 +330,8 @@ def test_what_cannot_be_migrated_is_refused_before_anything_is_written(tmp_path:
     }  # fmt: skip
     for line, new, field in changes.values():
         wider(tmp_path, line, new)
-        assert told_refusal("migrate", "small", "wide", *old[1:])["field"] == field
-    refusal = told_refusal("migrate", "small", "small", *old[1:])
+        assert told_refusal("init", "wide", "--migrate", "small", *old[1:])["field"] == field
+    refusal = told_refusal("init", "small", "--migrate", "small", *old[1:])
     assert refusal["field"] == "table.small.dimension"
     wider(tmp_path)
     file = tmp_path / PROJECT_FILE
@@ -342,12 +340,12 @@ def test_what_cannot_be_migrated_is_refused_before_anything_is_written(tmp_path:
     two = text.replace("[table.small]\n", f'{more}[table.small]\ndata_set = "small"\n')
     two = two.replace("[table.wide]\n", '[table.wide]\ndata_set = "large"\n')
     accounts.write(file, two, "1" * 16)
-    refusal = told_refusal("migrate", "small", "wide", *old[1:])
+    refusal = told_refusal("init", "wide", "--migrate", "small", *old[1:])
     assert refusal["field"] == "table.wide.data_set"
     assert accounts.events(tmp_path / "ledger.db") == before
     file.write_text(text)
-    assert json_of("migrate", "small", "wide", *old[1:])["embedded"] == 1
-    assert called("init", *named(tmp_path, "wide")).exit_code == 0
+    migrating = ("init", "--migrate", "small", *named(tmp_path, "wide"))
+    assert "now, with 1 charge" in called(*migrating).stderr
 
 
 def test_one_kind_of_budget_pays() -> None:
