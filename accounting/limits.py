@@ -18,6 +18,8 @@ MAX_DENSE_TRIGGERS = 2048
 #: Beyond this the mixed rows of the geometric strategy (T / 31 of them) are too many to keep beside
 #: each key; Gaussian noise is smaller there for all but the largest epsilons.
 MAX_GEOMETRIC_TRIGGERS = 2048
+#: Most triggers of a window, by the strategy; others take ``MAX_TRIGGERS``.
+MAX_TRIGGERS_OF = {"dense": MAX_DENSE_TRIGGERS, "geometric": MAX_GEOMETRIC_TRIGGERS}
 #: Cells whose noise is mixed, and rows of one factor of the mixing: every worker holds the factors
 #: and the noise of all components of an open window (about 100 bytes each).
 MAX_MIXED_CELLS = 1 << 22

@@ -78,11 +78,3 @@ def _bits(buffer: pa.Buffer | None, column: pa.Array) -> Bool:
 #: Types whose names are not numpy's.
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _KINDS = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table as one array."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
-    return array

@@ -79,11 +79,6 @@ def _hindrance(plan: "Plan") -> str | None:
 
 #: Changes when the same plan would give other releases; part of the plan hash.
 MECHANISM_VERSION = 2
-#: Strategies that end before others (``Timeline.check`` has the most of all).
-_MOST_TRIGGERS = {
-    "dense": limits.MAX_DENSE_TRIGGERS,
-    "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
-}
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -202,7 +197,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             raise UsageError(
                 "mechanism.combine", "needs a published count", "add an aggregate of kind 'count'"
             )
-        most = _MOST_TRIGGERS.get(privacy.strategy, limits.MAX_TRIGGERS)
+        most = limits.MAX_TRIGGERS_OF.get(privacy.strategy, limits.MAX_TRIGGERS)
         if self.timeline.triggers > most:
             raise UsageError(
                 "mechanism.strategy",

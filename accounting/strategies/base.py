@@ -49,7 +49,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.balls import ROUND_UP
-from dpstream.accounting.limits import DECODE_BITS
+from dpstream.accounting.limits import DECODE_BITS, MAX_TRIGGERS, MAX_TRIGGERS_OF
 
 
 class Responses(NamedTuple):
@@ -217,8 +217,8 @@ class Strategy(ABC):
     state_dtype: npt.DTypeLike = np.int64
 
     def __init__(self, triggers: int, parameters: Float64 | None = None) -> None:
-        if triggers < 1:
-            raise ValueError("a strategy needs at least one trigger")
+        if not 1 <= triggers <= MAX_TRIGGERS_OF.get(self.name, MAX_TRIGGERS):
+            raise ValueError("the strategy takes at least one trigger, and fewer than these")
         self.triggers = triggers
         self.choose(parameters)
 

@@ -177,8 +177,6 @@ class DenseStrategy(Strategy):
 
     @override
     def choose(self, parameters: Float64 | None) -> None:
-        if self.triggers > MAX_DENSE_TRIGGERS:
-            raise ValueError("too many triggers for the dense strategy")
         numbers = rising_parameters(self.triggers) if parameters is None else np.array(parameters)
         buffers, rest = divmod(len(numbers) // self.triggers - 1, 3)
         if rest or buffers < 1 or len(numbers) != self.triggers * (3 * buffers + 1):

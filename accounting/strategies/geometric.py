@@ -40,7 +40,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.libraries import one_thread
-from dpstream.accounting.limits import DECODE_BITS, MAX_GEOMETRIC_TRIGGERS
+from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.strategies.base import Ranges, Strategy
 
 # p-identities for the prefixes of T steps: encoders of small error for pure epsilon.
@@ -182,8 +182,6 @@ class GeometricStrategy(Strategy):
 
     @override
     def choose(self, parameters: Float64 | None) -> None:
-        if self.triggers > MAX_GEOMETRIC_TRIGGERS:
-            raise ValueError("too many triggers for the geometric strategy")
         numbers = mixed_rows(self.triggers) if parameters is None else np.array(parameters)
         size, width = self.triggers, int(numbers[0]) if len(numbers) else -1
         if width < 0 or len(numbers) != 1 + (size + 2 * width * size if width else 0):

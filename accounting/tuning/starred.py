@@ -126,10 +126,7 @@ def _named(plan: Plan, weights: SelectionWeights | None) -> dict[str, Any]:
 
 def _other_strategies(plan: Plan) -> list[StrategyName]:
     """Return the strategies that the job may take instead of its own."""
-    most = {
-        "geometric": limits.MAX_GEOMETRIC_TRIGGERS,
-        "dense": _DENSE,
-    }
+    most = limits.MAX_TRIGGERS_OF | {"dense": _DENSE}
     names: tuple[StrategyName, ...] = ("blt", "dense", "tree")
     if plan.cells is not None:
         names = ("blt", "dense")

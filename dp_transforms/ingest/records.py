@@ -45,7 +45,7 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.telemetry import count, guarded, timed
 from dpstream.state.arrow import id_array
-from dpstream.state.numbers import mask_of, one_array
+from dpstream.state.numbers import mask_of
 from dpstream.state.open import key_schema
 
 #: Offsets are not negative.
@@ -339,7 +339,7 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
     """
     arrays = []
     for field in plan.key:
-        column, ok = columns.identity(one_array(table.column(field.column)), field.type)
+        column, ok = columns.identity(table.column(field.column).combine_chunks(), field.type)
         if not ok.all():
             raise UsageError("public_keys", "a row is not a key of the job's types", "correct it")
         arrays.append(column)
@@ -350,7 +350,7 @@ def canonical_public_keys(plan: Plan, table: pa.Table) -> pa.Table:
 
 def public_key_ids(plan: Plan, ring: KeyRing, table: pa.Table) -> Ids:
     """Return (m, 2) keyed ids of a public key list in canonical form (`canonical_public_keys`)."""
-    fields = [(f.type, one_array(table.column(f.column))) for f in plan.key]
+    fields = [(f.type, table.column(f.column).combine_chunks()) for f in plan.key]
     return typed_ids(ring.key, fields)
 
 

@@ -242,7 +242,7 @@ def _product(factors: Sequence[Float64], values: Float64) -> Float64:
 def _pairs_of(mixing: Mixing, high: Float64, low: Float64, cells: Int64) -> tuple[Float64, Float64]:
     """Sums of some cells as pairs."""
     first, behind = mixing.factors[0], mixing.size // mixing.shape[0]
-    values = _sliced_pairs(high.reshape(-1, behind), low.reshape(-1, behind), len(first))
+    values = _slices(high.reshape(-1, behind), len(first), low.reshape(-1, behind))
     cell_sums, rest = np.empty(len(cells)), np.empty(len(cells))
     rows, which = np.unique(cells // behind, return_inverse=True)
     for begin in range(0, len(rows), _ROWS):
@@ -265,12 +265,12 @@ def _slice_bits(terms: int) -> int:
     return (53 - (terms - 1).bit_length()) // 2
 
 
-def _slices(values: Float64, terms: int) -> list[Float64]:
-    """Parts of few bits each, the largest first; what is left is below the last one's unit."""
-    return _sliced_pairs(values, None, terms)
+def _slices(values: Float64, terms: int, low: Float64 | None = None) -> list[Float64]:
+    """Parts of few bits each, the largest first; what is left is below the last one's unit.
 
-
-def _sliced_pairs(values: Float64, low: Float64 | None, terms: int) -> list[Float64]:
+    Args:
+        low: rests of the values, where they are pairs.
+    """
     bits = _slice_bits(terms)
     largest = float(np.abs(values).max())
     unit = 2.0 ** int(np.ceil(np.log2(largest)) + 1) if largest else 1.0

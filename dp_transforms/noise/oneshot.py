@@ -90,26 +90,30 @@ class OneShot:
         Raises:
             ValueError: a scale is outside this range.
         """
-
-        def kernel(names: Ids, sds: Float64) -> Int64:
-            word, law = self._node.blocks(names)[:, 0], RoundedGaussianLaw
-            inverse = inverse_gaussian(word, sds)
-            return self._settled(names, word, inverse, lambda row: law(float(sds[row])))
-
-        return self._draw((RoundedGaussianLaw.label,), items, sigma, kernel)
+        return self._inverted(RoundedGaussianLaw, inverse_gaussian, items, sigma)
 
     def discrete_laplace(self, items: Ids, scale: Float64 | float) -> Int64:
         """Return (n,) int64 integers k with chance proportional to e^(-|k| / scale).
 
         Arguments and errors are those of ``rounded_gaussian``.
         """
+        return self._inverted(DiscreteLaplaceLaw, inverse_laplace, items, scale)
+
+    def _inverted(
+        self,
+        law: type[RoundedGaussianLaw | DiscreteLaplaceLaw],
+        inverse: Callable[[Ids, Float64], tuple[Int64, Bool]],
+        items: Ids,
+        scale: Float64 | float,
+    ) -> Int64:
+        """Draw by the inverse of a law's distribution function, each at one word."""
 
         def kernel(names: Ids, scales: Float64) -> Int64:
-            word, law = self._node.blocks(names)[:, 0], DiscreteLaplaceLaw
-            inverse = inverse_laplace(word, scales)
-            return self._settled(names, word, inverse, lambda row: law(float(scales[row])))
+            word = self._node.blocks(names)[:, 0]
+            inverses = inverse(word, scales)
+            return self._settled(names, word, inverses, lambda row: law(float(scales[row])))
 
-        return self._draw((DiscreteLaplaceLaw.label,), items, scale, kernel)
+        return self._draw((law.label,), items, scale, kernel)
 
     def truncated_geometric(
         self, items: Ids, scale: float, most: int, sooner: int = 0

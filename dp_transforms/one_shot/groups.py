@@ -15,12 +15,12 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import arrow_numbers, one_array, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, valid_of, values_of
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
     """Return (rows,) codes of a column's values, NULL among them, and the values by code."""
-    coded = pc.dictionary_encode(one_array(column), null_encoding="encode")
+    coded = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
     return values_of(coded.indices).astype(np.int64), coded.dictionary
 
 

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool, Int32, Int64
 from dpstream.accounting.tabulation.parameters import Level, Parameters
 from dpstream.accounting.tabulation.plan import Stability, stability
-from dpstream.state.numbers import one_array
 
 #: The state whose blocks are those of Puerto Rico's levels, and of no other.
 PUERTO_RICO = "72"
@@ -295,7 +294,7 @@ class _Texts:
     """A column of texts that are few: the distinct values, and (n,) which one each row has."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        array = one_array(column)
+        array = column.combine_chunks()
         self.values = array.dictionary
         self.index = np.asarray(array.indices.to_numpy(), np.int64)
 

@@ -29,7 +29,7 @@ from dpstream.dp_transforms.one_shot import Rows as Values
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
-from dpstream.state.numbers import arrow_numbers, mask, one_array, values_of
+from dpstream.state.numbers import arrow_numbers, mask, values_of
 
 #: Steps that a row is limited to where bounds hold for a group, far beyond any bound: 2^30 of them
 #: add up in 64 bits.
@@ -71,7 +71,7 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
         good &= ok
     value = None
     if question.value is not None:
-        value, ok = measure(one_array(columns[question.value]))
+        value, ok = measure(columns[question.value].combine_chunks())
         value = value + 0.0  # no -0.0
         good &= ok
     good_rows = slice(None) if good.all() else np.flatnonzero(good)
@@ -210,7 +210,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts and bytes in Arrow's plain layout; dictionaries are decoded."""
     kind, types = column.type, pa.types
     if types.is_dictionary(kind):
-        column = pa.chunked_array([decoded(one_array(column))])
+        column = pa.chunked_array([decoded(column.combine_chunks())])
         kind = column.type
     if types.is_null(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return column.cast(pa.string())

@@ -51,7 +51,7 @@ from dpstream.pipelines.jobs.keys import public_keys_digest
 from dpstream.pipelines.project.job_section import MechanismSection
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state.arrow import to_bytes
-from dpstream.state.numbers import one_array, values_of
+from dpstream.state.numbers import values_of
 
 INSTANT = pa.timestamp("us", "UTC")
 _NONE = type(None)
@@ -282,7 +282,7 @@ class ToBatch:
                 arrays[name] = instants_of(values) if is_time else column_of(values, kind)
         else:
             named = columns_of(rows, {"records": list(self._kinds), "offset": places})
-            arrays = {name: one_array(column) for name, column in named.items()}
+            arrays = {name: column.combine_chunks() for name, column in named.items()}
         columns = [arrays[name] for name in self._kinds]
         batch = pa.RecordBatch.from_arrays(columns, list(self._kinds))
         if self._offset is None:
@@ -348,7 +348,7 @@ class ReadTable(beam.PTransform):
     def __init__(self, data: Any, job: Job) -> None:
         super().__init__()
         columns = columns_of(data, {"data": list(job.columns)})
-        arrays = [one_array(column) for column in columns.values()]
+        arrays = [column.combine_chunks() for column in columns.values()]
         batch = pa.RecordBatch.from_arrays(arrays, list(columns))
         step = job.batch_rows
         self._batches = [

@@ -268,7 +268,7 @@ def test_error_for_plain_epsilon(triggers: int, most: float) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="too many"):
+    with pytest.raises(ValueError, match="fewer"):
         GeometricStrategy(MAX_GEOMETRIC_TRIGGERS + 1)
     good = GeometricStrategy(16).parameters
     for broken in ([], [1.0], [-1.0], good[:-1], good * 1.5, np.where(good == good[1], 0.0, good)):
