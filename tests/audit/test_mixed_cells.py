@@ -25,13 +25,13 @@ from dpstream.accounting.mixing import Mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strategies import make_strategy
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from tests.dp_transforms.mixed import (
+from tests.dp_transforms.runs import (
     begin_mixed,
     exact_counts,
     factors,
     matrices,
     mixed_plan,
-    released,
+    mixed_released,
 )
 from tests.streams import generate
 
@@ -50,7 +50,7 @@ def seen(
     stream = generate(plan, records=4 * windows, users=1 << 40, keys=mixing.size)
     text = None if change is None else committed_text(plan, change(plan))
     run = begin_mixed(plan, folder, mixing, 1, text)
-    estimates = matrices(released(run, stream.batches(5000)), ["n"])["n"]
+    estimates = matrices(mixed_released(run, stream.batches(5000)), ["n"])["n"]
     return plan, (estimates - exact_counts(plan, stream, mixing.size)).reshape(windows, -1)
 
 

@@ -6,6 +6,7 @@ images only is replaced by the same program from elsewhere: Kafka's scripts by i
 admin client, Flink's start scripts by its classes, Beam's boot program by its worker harness.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -30,6 +32,7 @@ sys.path.insert(0, str(DEPLOY))
 import images  # noqa: E402
 
 __all__ = ["images"]
+
 STACK: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = STACK["services"]
 HOST = "127.0.0.1"
@@ -229,3 +232,15 @@ def own_key(folder: Path) -> None:
     """The host's key file, as the text at the top of compose.yaml makes it."""
     line = f"(umask 077; {shutil.which('openssl')} rand -hex 32 > secret)"
     subprocess.run(["sh", "-c", line], cwd=folder, check=True)
+
+
+# The scripts of deploy/, which are no package.
+
+
+def load(path: str) -> ModuleType:
+    """A script of deploy/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "deploy" / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -22,8 +22,7 @@ import yaml
 from dpstream.pipelines.runners import parts
 from dpstream.pipelines.runners import prism_build as PRISM
 from tests import guarded
-from tests.deploy.scripts import load
-from tests.deploy.stack import DEPLOY, images
+from tests.deploy.stack import DEPLOY, images, load
 from tests.deploy.test_stack import beam_version
 from tests.emulator import free_port
 from tests.runners import prism

@@ -29,7 +29,6 @@ from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.metrics import METRICS, runner_name
-from tests.deploy.scripts import load
 from tests.deploy.stack import (
     DEPLOY,
     SERVICES,
@@ -37,6 +36,7 @@ from tests.deploy.stack import (
     Stack,
     images,
     in_order,
+    load,
     needs,
     own_key,
     shared,

@@ -1,6 +1,8 @@
 """Plans, streams and runs of the step tests, and a sampler without noise."""
 
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,18 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
+from dpstream.accounting.mixing import Mixing, cells_of
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.sampler import RoundedGaussian
+from dpstream.dp_transforms.run import Run, begin_run
 from dpstream.dp_transforms.step import run_name
+from dpstream.state import open as stores
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.exhaustive import Row, SlowNoise, exhaustive, skipping
 from tests.dp_transforms.reference import accept, admitted, skips
 from tests.streams import (
     COUNT,
+    KEYS,
     MEAN,
     RUN_ID,
     STEP,
@@ -28,6 +36,7 @@ from tests.streams import (
     UNITS,
     Stream,
     as_rows,
+    by_name,
     generate,
     key_name,
     make_plan,
@@ -312,3 +321,136 @@ def without_noise(plan: Plan) -> Budget:
         return budget
     tau = np.full_like(budget.tau, plan.privacy.pre_threshold << 8)
     return msgspec.structs.replace(budget, tau=tau)
+
+
+# Runs of mixed cells that the tests share.
+
+
+def factors(*shape: int) -> list[Float64]:
+    """Matrices far from the identity, neither symmetric nor triangular."""
+    rng = np.random.default_rng(shape)
+    return [np.eye(n) + 0.4 * rng.normal(size=(n, n)) / np.sqrt(n) for n in shape]
+
+
+def mixed_plan(mixing: Mixing | None, **options: object) -> Plan:
+    """A plan of public keys with this mixing."""
+    settings = {"strategy": "dense", "public": "all cells", "triggers": 8, **options}
+    plan = make_plan(**settings)  # type: ignore[arg-type]
+    return msgspec.structs.replace(plan, cells=cells_of(mixing)).check()
+
+
+def begin_mixed(
+    plan: Plan, folder: Path, mixing: Mixing, shards: int = 3, calibration: str | None = None
+) -> Run:
+    """A run on a store in the folder; its cells are the first keys of generated streams.
+
+    Args:
+        calibration: numbers of the run in the place of the plan's own.
+    """
+    public, url = public_table(plan, range(mixing.size)), f"sqlite:{folder}/mixed.db"
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"calibration": calibration, "public": public, "mixing": mixing}
+    return begin_run(plan, KEYS, url, shards, run_id=RUN_ID, **given)[0]  # type: ignore[arg-type]
+
+
+def mixed_released(run: Run, source: Iterable[pa.RecordBatch]) -> dict[tuple[int, int], bytes]:
+    """(window, trigger) -> bytes of each release, of a whole run in memory."""
+    releases, _ = run_in_memory(run, source)
+    stores.close_all()
+    return by_name(releases)
+
+
+def matrices(sealed: dict[tuple[int, int], bytes], names: Sequence[str]) -> dict[str, Float64]:
+    """Name -> (releases, cells) values, releases in order, cells in the order of their list."""
+    columns: dict[str, list[list[float]]] = {name: [] for name in names}
+    for place in sorted(sealed):
+        rows = sorted(as_rows(sealed[place]), key=lambda row: str(row["page"]))
+        for name in names:
+            columns[name].append([float(row[name]) for row in rows])  # type: ignore[arg-type]
+    return {name: np.array(values) for name, values in columns.items()}
+
+
+def exact_counts(plan: Plan, stream: Stream, cells: int) -> Float64:
+    """(releases, cells) records up to each trigger, tumbling windows, none of them left out."""
+    timeline, rows = plan.timeline, []
+    for window in range(timeline.windows):
+        begin = timeline.start + window * timeline.window
+        for trigger in range(1, timeline.triggers + 1):
+            end = begin + trigger * timeline.trigger_every
+            inside = (stream.event >= begin) & (stream.event < end) & (stream.key < cells)
+            rows.append(np.bincount(stream.key[inside], minlength=cells))
+    return np.array(rows, np.float64)
+
+
+# Arrow layouts of the same rows, and what a row's text should become.
+
+
+#: What a test expects of a row that has no canonical form.
+BAD = "no canonical form"
+Layout = Callable[[Sequence[Any]], pa.Array]
+
+
+def raw(kind: pa.DataType) -> Layout:
+    """Text or bytes without any check of the content."""
+
+    def build(values: Sequence[bytes | None]) -> pa.Array:
+        ends = np.cumsum([0] + [len(v or b"") for v in values]).astype(np.int32)
+        valid = np.packbits([v is not None for v in values], bitorder="little")
+        data = pa.py_buffer(b"".join(v or b"" for v in values))
+        buffers = [pa.py_buffer(valid.tobytes()), pa.py_buffer(ends), data]
+        return pa.Array.from_buffers(kind, len(values), buffers)
+
+    return build
+
+
+def cast(kind: pa.DataType, then: pa.DataType | None = None) -> Layout:
+    def build(values: Sequence[Any]) -> pa.Array:
+        array = pa.array(values, kind)
+        return array if then is None else array.cast(then)
+
+    return build
+
+
+def coded(kind: pa.DataType) -> Layout:
+    return lambda values: pa.array(values, kind).dictionary_encode()
+
+
+def sliced(layout: Layout) -> Layout:
+    """The same rows in the middle of a longer array."""
+
+    def build(values: Sequence[Any]) -> pa.Array:
+        padded = [*values[-1:], *values, *values[:1]]
+        return layout(padded).slice(1, len(values))
+
+    return build
+
+
+def ticks(kind: pa.DataType, width: pa.DataType) -> Layout:
+    return lambda values: pa.array(values, width).view(kind)
+
+
+TEXT_LAYOUTS: dict[str, Layout] = {
+    "string": cast(pa.string()),
+    "large": cast(pa.large_string()),
+    "view": cast(pa.string_view()),
+    "dictionary": coded(pa.string()),
+    "large dictionary": coded(pa.large_string()),
+}
+BYTE_LAYOUTS: dict[str, Layout] = {
+    "binary": cast(pa.binary()),
+    "large": cast(pa.large_binary()),
+    "view": cast(pa.binary_view()),
+    "text without check": raw(pa.string()),
+    "dictionary": coded(pa.binary()),
+}
+
+
+def text_expected(value: str | bytes | None) -> str:
+    if value is None:
+        return BAD
+    try:
+        encoded = value.encode() if isinstance(value, str) else value
+        normal = unicodedata.normalize("NFC", encoded.decode("utf-8"))
+    except UnicodeError:
+        return BAD
+    return normal if max(len(encoded), len(normal.encode())) <= 1024 else BAD

@@ -14,7 +14,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 from tests.faults import damage
-from tests.pipelines.session.small import PROJECT, RECORDS
+from tests.pipelines.session.tables import RECORDS, SMALL_PROJECT
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.workload.survey import survey, write
@@ -54,7 +54,7 @@ def _survey(folder: Path) -> None:
 def _session(folder: Path) -> None:
     folder.mkdir()
     (folder / "small.csv").write_text(RECORDS)
-    accounts.write(folder / "dpstream.toml", PROJECT.format(key="22" * 32, more=""))
+    accounts.write(folder / "dpstream.toml", SMALL_PROJECT.format(key="22" * 32, more=""))
 
 
 def _sql(folder: Path) -> None:

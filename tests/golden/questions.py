@@ -26,7 +26,7 @@ from tests import accounts
 from tests.fixed import fixed_run_ids
 from tests.golden.pinned import digest, of_files, of_rows
 from tests.pipelines.frames import visits as frames
-from tests.pipelines.session import small
+from tests.pipelines.session import tables as small
 from tests.pipelines.sql import asking
 from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.tuning import asking as tuning
@@ -162,7 +162,7 @@ def of_sql(folder: Path, runner: Sequence[str]) -> Cases:
 def of_session(folder: Path, runner: Sequence[str]) -> Cases:
     """Questions of a table whose records have budgets of their own, one after the other."""
     rows = [f"r{n},{n % 5},{n * n % 11},{(n % 8 + 1) / 4},{(n % 4 + 1) / 4}" for n in range(800)]
-    small.config_at(folder, "name,a,b,epsilon,rho\n" + "\n".join(rows) + "\n")
+    small.small_config_at(folder, "name,a,b,epsilon,rho\n" + "\n".join(rows) + "\n")
     cases = {
         "all points": ["count", "--where", "epsilon >= 0.25", "--epsilon", "0.25"],
         "grid": ["count", "--by", "a", "--by", "b=0,5,10", "--epsilon", "0.5", "--drop"],

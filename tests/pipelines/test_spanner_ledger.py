@@ -34,7 +34,7 @@ from tests.faults.processes import files
 from tests.golden.refusals import Refused
 from tests.pipelines.ask.kinds import Outcome, typed
 from tests.pipelines.operate.test_state_admin import with_account
-from tests.pipelines.session import small
+from tests.pipelines.session import tables as small
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
 from tests.pipelines.tables import test_registration
 from tests.pipelines.tabulation.office import content, executed, office
@@ -201,7 +201,7 @@ def tuning_key(folder: Path) -> None:
 
 def test_a_session(tmp_path: Path, url: str, refused: Refused) -> None:
     """Questions, allotments, re-asks and closed ranges, from two places at once."""
-    config = small.config_at(tmp_path)
+    config = small.small_config_at(tmp_path)
     text = (tmp_path / "dpstream.toml").read_text()
     (tmp_path / "dpstream.toml").write_text(text.replace("ledger.db", url))
     with contextlib.closing(accounts.of_records(url, config.account.data_set)) as ledger:

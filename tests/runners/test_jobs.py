@@ -25,7 +25,7 @@ from dpstream.state import open as stores
 from tests import pubsub_emulator
 from tests.kafka_broker import Broker
 from tests.pipelines.connectors.pubsub.test_sink import as_documented, received, sink_table
-from tests.pipelines.kafka_sinks import fresh, made, one_value_per_name, table, topic_of
+from tests.pipelines.kafka_jobs import fresh, made, one_value_per_name, table, topic_of
 from tests.published import Published
 from tests.pubsub_emulator import running
 from tests.runners.flink import LOCAL, local

@@ -27,11 +27,10 @@ from dpstream.state.idtable import shard_of
 from dpstream.state.store import RunIdentity, Store
 from tests.simulation.checks import Decision, Problem, Record, came_again, still_there
 from tests.simulation.faulty import FaultyStore
-from tests.simulation.habits import Habits
 from tests.simulation.hooks import calibrated_once
 from tests.simulation.runner import Died, Fiber, Process, State, Task, run_on
 from tests.simulation.source import Source, draw_plan, public_of
-from tests.simulation.stores import Make
+from tests.simulation.stores import Habits, Make
 from tests.streams import KEYS, RUN_ID, sealed_bytes
 
 #: A world that is not through by then never ends.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpstream.dp_transforms.ingest import columns
-from tests.dp_transforms.layouts import (
+from tests.dp_transforms.runs import (
     BAD,
     BYTE_LAYOUTS,
     TEXT_LAYOUTS,

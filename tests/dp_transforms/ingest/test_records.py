@@ -28,7 +28,8 @@ from dpstream.dp_transforms.ingest.records import (
     require_once,
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
-from tests.dp_transforms.layouts import (
+from tests.dp_transforms.reference import accept, on_grid, verdict
+from tests.dp_transforms.runs import (
     BAD,
     BYTE_LAYOUTS,
     TEXT_LAYOUTS,
@@ -39,7 +40,6 @@ from tests.dp_transforms.layouts import (
     text_expected,
     ticks,
 )
-from tests.dp_transforms.reference import accept, on_grid, verdict
 from tests.golden.refusals import Refused
 from tests.streams import KEYS, START, STEP, SUM, generate, make_plan, positioned
 

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.ingest.columns import identity
 from dpstream.dp_transforms.noise import ids as module
 from dpstream.dp_transforms.noise.ids import ID_KINDS, frame, typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
-from tests.dp_transforms.layouts import Layout, cast, coded, sliced, ticks
+from tests.dp_transforms.runs import Layout, cast, coded, sliced, ticks
 
 
 @settings(max_examples=40)

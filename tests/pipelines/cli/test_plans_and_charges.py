@@ -16,9 +16,8 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state.ledger.events import Created
 from dpstream.state.ledger.open import created_of, make
 from tests import accounts
-from tests.pipelines.cli.called import call, printed
+from tests.pipelines.cli.called import call, loaded, printed
 from tests.pipelines.cli.mistakes import visits, with_account
-from tests.pipelines.cli.sessions import loaded
 from tests.pipelines.sql.asking import COUNTED, data_set, dp
 from tests.pipelines.tabulation.office import office, project
 from tests.pipelines.tuning.asking import PROJECT as TUNED

@@ -26,12 +26,11 @@ import dpstream.pipelines.cli as commands
 from dpstream.state import open as stores
 from tests import accounts
 from tests.growing import arrive, place
-from tests.pipelines.cli.called import call
-from tests.pipelines.cli.sessions import prepared
+from tests.pipelines.cli.called import call, prepared
 from tests.pipelines.sql.asking import COUNTED, data_set, dp, visits
-from tests.pipelines.sql.visited import LOOKED_UP
-from tests.pipelines.sql.visited import dp as streamed
-from tests.pipelines.sql.visited import folder as visited
+from tests.pipelines.sql.shop import LOOKED_UP
+from tests.pipelines.sql.shop import dp as streamed
+from tests.pipelines.sql.shop import folder as visited
 from tests.pipelines.tabulation.office import Office, office, project
 from tests.pipelines.workload.survey import survey, write
 

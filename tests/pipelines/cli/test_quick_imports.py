@@ -174,7 +174,7 @@ def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
 
 
 def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Path) -> None:
-    from tests.pipelines.cli import sessions
+    from tests.pipelines.cli import called as sessions
 
     table = sessions.loaded(tmp_path)
     names = loaded(["session", "ask", *table, "--where", "epsilon >= 1", "--epsilon", "1"])
@@ -190,7 +190,7 @@ NOT_FOR_SESSION_PLANS = {
 
 
 def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) -> None:
-    from tests.pipelines.cli import sessions
+    from tests.pipelines.cli import called as sessions
 
     table = sessions.loaded(tmp_path)
     command = [

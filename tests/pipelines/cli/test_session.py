@@ -24,9 +24,17 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.events import Created, TableNamed
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
-from tests.pipelines.cli.called import printed
-from tests.pipelines.cli.sessions import Named, called, json_of, loaded, named, prepared, refused
-from tests.pipelines.session.small import PROJECT, RECORDS
+from tests.pipelines.cli.called import (
+    Named,
+    called,
+    json_of,
+    loaded,
+    named,
+    prepared,
+    printed,
+    session_refused,
+)
+from tests.pipelines.session.tables import RECORDS, SMALL_PROJECT
 
 QUOTA = "\n[table.small.quota]\nepsilon = 1.5\n"
 
@@ -52,7 +60,7 @@ def test_budgets_and_transcripts(tmp_path: Path) -> None:
 def test_a_file_with_a_byte_order_mark_gets_its_account(tmp_path: Path) -> None:
     table, mark = named(tmp_path), b"\xef\xbb\xbf"
     (tmp_path / "small.csv").write_text(RECORDS)
-    text = PROJECT.format(key="22" * 32, more="").encode()
+    text = SMALL_PROJECT.format(key="22" * 32, more="").encode()
     (tmp_path / PROJECT_FILE).write_bytes(mark + text)
     assert called("init", *table).exit_code == 0
     written = (tmp_path / PROJECT_FILE).read_bytes()
@@ -86,10 +94,10 @@ def test_pictures(tmp_path: Path) -> None:
         out = tmp_path / "one.png"
         assert called("picture", *table, "--out", str(out), *words).exit_code == 0
         assert out.read_bytes()[:4] == b"\x89PNG"
-    refused(2, "picture", *table, "--out", str(tmp_path / "a.svg"))
+    session_refused(2, "picture", *table, "--out", str(tmp_path / "a.svg"))
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    refused(2, "picture", *table, "--out", str(mine))
+    session_refused(2, "picture", *table, "--out", str(mine))
 
 
 def test_standing_queries(tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ def test_standing_queries(tmp_path: Path) -> None:
     wheres = [entry["where"][0] for entry in json_of("budget", *table, "--transcript")["entries"]]
     assert wheres == ["b < 2 AND epsilon >= 1", "b >= 2 AND b < 4 AND epsilon >= 1"]
     json_of(*words, "--tick", "three")
-    assert "no window" in refused(3, *words, "--tick", "four")
+    assert "no window" in session_refused(3, *words, "--tick", "four")
 
 
 def test_the_ledger_says_that_entries_are_of_points(tmp_path: Path) -> None:
@@ -128,7 +136,7 @@ def test_records_come_and_go(tmp_path: Path) -> None:
     assert following == ["dpstream", "session", "ask", "small", "count", "--epsilon", "0.25",
                          "--dry-run", *table[1:]]  # fmt: skip
     assert "Can ask     yes" in called(*following[2:]).stdout
-    assert "holds a table already" in refused(3, "init", *table)
+    assert "holds a table already" in session_refused(3, "init", *table)
     more = tmp_path / "more.csv"
     more.write_text("name,a,b,epsilon,rho\nr0,0,1,1.0,0.5\nr9,0,1,1.0,0.5\n")
     added = called("change", *table, str(more), "--operator")
@@ -150,10 +158,14 @@ def test_a_range_is_closed_for_ever(tmp_path: Path) -> None:
     table = loaded(tmp_path)
     assert called("close", *table, "--arrival", "b", "--before", "3").output == "Closed.\n"
     assert json_of("close", *table, "--arrival", "b", "--before", "3") == {"closed": False}
-    refusal = refused(3, "ask", *table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001")
+    refusal = session_refused(
+        3, "ask", *table, "--where", "b = 2 AND epsilon = 2", "--epsilon", "0.001"
+    )
     assert "0 left where a" in refusal or "0 left where" in refusal
     assert "closed  where b < 3" in called("budget", *table).output
-    assert refused(2, "close", *table, "--arrival", "epsilon", "--before", "1").startswith("usage")
+    assert session_refused(2, "close", *table, "--arrival", "epsilon", "--before", "1").startswith(
+        "usage"
+    )
 
 
 def test_nothing_private_is_said(tmp_path: Path) -> None:
@@ -388,7 +400,7 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
     assert again.stdout == first.stdout and "first answered" in again.stderr
     assert json_of("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a")["charged"] is False
     assert json_of("ask", *table, *RICH, "--epsilon", "0.5", "--by", "a", "--fresh")["charged"]
-    refusal = refused(3, "ask", *table, *RICH, "--epsilon", "0.25", "--by", "a")
+    refusal = session_refused(3, "ask", *table, *RICH, "--epsilon", "0.25", "--by", "a")
     assert "0 left where epsilon >= 1 AND epsilon < 1.25" in refusal
     dropped = json_of("ask", *table, *RICH, "--epsilon", "0.25", "--drop")
     assert dropped["charged"] and len(dropped["rows"]) == 1
@@ -451,9 +463,9 @@ def test_a_union_is_free(tmp_path: Path) -> None:
     assert union["parts"] == 2 and union["low"] < union["value"] < union["high"]
     text = called("ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union").output
     assert "of 2 parts" in text and text.endswith("free\n")
-    refused(3, "ask", *table, "--where", "a < 2", "--union")
+    session_refused(3, "ask", *table, "--where", "a < 2", "--union")
     for beside in (("--by", "a"), ("--from", "half"), ("--ticket", "t.json")):
-        refused(2, "ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union", *beside)
+        session_refused(2, "ask", *table, "--where", "epsilon >= 1 AND a < 2", "--union", *beside)
 
 
 def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
@@ -463,14 +475,16 @@ def test_allotments_are_drawn_on_by_their_run_id(tmp_path: Path) -> None:
     assert "which has 0.25 left" in drawn.stderr
     again = called("ask", *table, "--from", "one", "--epsilon", "0.75", "--where", "a < 2")
     assert "every point" not in again.stderr and "which has 0.25 left" in again.stderr
-    assert "has 0.25 left" in refused(3, "ask", *table, "--from", run_id, "--epsilon", "0.5")
-    assert "allotment" in refused(2, "ask", *table, "--from", run_id, "--rho", "0.1")
+    assert "has 0.25 left" in session_refused(
+        3, "ask", *table, "--from", run_id, "--epsilon", "0.5"
+    )
+    assert "allotment" in session_refused(2, "ask", *table, "--from", run_id, "--rho", "0.1")
     for nobody in ("0" * 32, "two"):
-        refused(3, "ask", *table, "--from", nobody, "--epsilon", "0.1")
+        session_refused(3, "ask", *table, "--from", nobody, "--epsilon", "0.1")
     again = called("allot", *table, "one", *RICH, "--epsilon", "1")  # as one that was killed
     assert run_id in again.output and "Charged before; 0.25 left" in again.stderr
-    refused(2, "allot", *table, "a b", *RICH, "--epsilon", "0.1")
-    assert "0 left" in refused(3, "allot", *table, "two", *RICH, "--epsilon", "0.5")
+    session_refused(2, "allot", *table, "a b", *RICH, "--epsilon", "0.1")
+    assert "0 left" in session_refused(3, "allot", *table, "two", *RICH, "--epsilon", "0.5")
 
 
 def test_named_subspaces(tmp_path: Path) -> None:
@@ -485,9 +499,9 @@ def test_named_subspaces(tmp_path: Path) -> None:
     ) or sorted(rich["where"].split(" OR ")) == [
         "(a = 0 AND epsilon >= 2)", "(a = 1 AND epsilon >= 1)"]  # fmt: skip
     json_of("ask", *table, "--in", "rich", "--epsilon", "1")
-    refused(3, "ask", *table, "--in", "rich", "--epsilon", "0.25")
-    refused(3, "select", *table, "none", "--in", "rich", "--with-epsilon", "2")
-    refused(2, "ask", *table, "--in", "nobody", "--epsilon", "1")
+    session_refused(3, "ask", *table, "--in", "rich", "--epsilon", "0.25")
+    session_refused(3, "select", *table, "none", "--in", "rich", "--with-epsilon", "2")
+    session_refused(2, "ask", *table, "--in", "nobody", "--epsilon", "1")
 
 
 def test_what_cover_costs_is_said(tmp_path: Path) -> None:
@@ -502,7 +516,7 @@ def test_a_ticket_is_paid_here(tmp_path: Path) -> None:
     table, out = loaded(tmp_path), tmp_path / "ticket"
     answer = json_of("ask", *table, *RICH, "--epsilon", "0.5", "--ticket", str(out))
     assert answer["charged"] and out.exists()
-    assert "handed out as a ticket" in refused(3, "ask", *table, *RICH, "--epsilon", "0.5")
+    assert "handed out as a ticket" in session_refused(3, "ask", *table, *RICH, "--epsilon", "0.5")
 
 
 def test_a_plan_is_free(tmp_path: Path) -> None:
@@ -535,6 +549,6 @@ def test_a_plan_is_free(tmp_path: Path) -> None:
 )
 def test_bad_words_have_field_rule_and_fix(words: list[str], field: str, tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    text = refused(2, words[0], *table, *words[1:]).splitlines()[-1]
+    text = session_refused(2, words[0], *table, *words[1:]).splitlines()[-1]
     assert text.startswith("usage: ") and ". Fix: " in text and field in text.split(":")[1], text
     assert json_of("budget", *table, "--transcript") == {"entries": []}

@@ -10,7 +10,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.state import open as stores
 from tests.pipelines.cli.test_quick_imports import loaded
-from tests.pipelines.sql.visited import LOOKED_UP, dp, folder
+from tests.pipelines.sql.shop import LOOKED_UP, dp, folder
 
 _TEXT = dp(LOOKED_UP)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dpstream.state import open as stores
 from tests import accounts
-from tests.pipelines.cli import sessions
+from tests.pipelines.cli import called as sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import PROJECT, Hour, with_account
 from tests.pipelines.cli.test_init import ROLES, ROWS
@@ -397,10 +397,10 @@ def test_a_sessions_folder_that_is_damaged(
     [folder] = [path for path in tmp_path.iterdir() if path.suffix == ".table"]
     for path in folder.glob(pattern):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-    refusal = sessions.refused(4, *ask, "0.25")
+    refusal = sessions.session_refused(4, *ask, "0.25")
     assert "move it away" in refusal and commands_of(refusal) == [["session", "init", "TABLE"]]
-    sessions.refused(3, "init", *table)
+    sessions.session_refused(3, "init", *table)
     folder.rename(tmp_path / "away")
     assert sessions.called("init", *table).exit_code == 0
     sessions.json_of(*ask, "0.25")
-    assert "left" in sessions.refused(3, *ask, "1.5")
+    assert "left" in sessions.session_refused(3, *ask, "1.5")

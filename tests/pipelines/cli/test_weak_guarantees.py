@@ -17,7 +17,7 @@ from dpstream.pipelines.jobs.secret import new_secret
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
-from tests.pipelines.cli import sessions
+from tests.pipelines.cli import called as sessions
 from tests.pipelines.cli.called import call, refused
 from tests.pipelines.cli.mistakes import visits, with_account
 from tests.pipelines.sql.asking import COUNTED, charges, data_set, dp

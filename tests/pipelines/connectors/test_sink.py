@@ -1,18 +1,36 @@
 """The interface of sinks, and the registry of kinds."""
 
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from apache_beam.testing.util import assert_that, equal_to
+from msgspec.structs import replace
 from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.strategies.cells.mixing import mixed
+from dpstream.accounting.strategies.cells.strategy import identity
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.connectors.files.source import FilesInput
+from dpstream.pipelines.connectors.files.source import FilesInput, batches, recorded
+from dpstream.pipelines.connectors.query import (
+    QueryRows,
+    add_cells,
+    apply_query,
+    query_of,
+    with_cells,
+    with_query,
+)
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.sink import (
     ReadableSink,
@@ -25,14 +43,26 @@ from dpstream.pipelines.connectors.sink import (
     messages_of,
     seal_key,
 )
-from dpstream.pipelines.connectors.write import dead_letter_folder
-from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.connectors.write import (
+    WriteDeadLetters,
+    dead_letter_folder,
+    write_dead_letters,
+)
+from dpstream.pipelines.formats.encodings import read_releases
+from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.job_section import SinkSection
 from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.report.data import inventory
+from dpstream.pipelines.stream.run import run_job
+from dpstream.pipelines.workload.registered import cells_job
+from dpstream.state import open as stores
+from tests.faults.damage import flip
 from tests.golden.refusals import Refused
 from tests.pipelines.connectors.files.test_sink import release
+from tests.pipelines.sql.shop import all_rows, rows, with_text
+from tests.pipelines.workload.survey import survey, workload
 from tests.published import Published
+from tests.written import read_dead_letters, write_release
 
 KAFKA = 'kind = "kafka"\ntopic = "t"\nservers = "b:9092"'
 PUBSUB = 'kind = "pubsub"\ntopic = "projects/p/topics/t"'
@@ -202,3 +232,188 @@ def test_kafka_without_its_client(
     for name in [n for n in sys.modules if n.startswith("dpstream.pipelines.connectors.kafka.")]:
         monkeypatch.delitem(sys.modules, name)
     refused(input_of, job)
+
+
+# Writing of releases and dead letters, and the check of dead letters.
+
+
+def test_dead_letters_are_their_owners_from_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the umask; releases can be read by others and written by their owner alone."""
+    modes, link = [], os.link
+
+    def look(draft: Path, path: Path) -> None:
+        modes.append(draft.stat().st_mode & 0o777)
+        link(draft, path)
+
+    monkeypatch.setattr(os, "link", look)
+    folder, letters = (
+        tmp_path / "new" / "dead_letter" / "out",
+        pa.RecordBatch.from_pylist(
+            [{"partition": 0, "offset": 1, "reason": "malformed"}], schema=DEAD_LETTER_SCHEMA
+        ),
+    )
+    old = os.umask(0)
+    try:
+        path = write_dead_letters(folder, [letters])
+        write_release(tmp_path / "out", "csv", release(0, 1, ["a"]))
+        (tmp_path / "mine").mkdir(mode=0o750)
+        write_dead_letters(tmp_path / "mine", [letters])
+    finally:
+        os.umask(old)
+    assert path is not None and path.stat().st_mode & 0o777 == 0o600
+    assert modes == [0o600, 0o644, 0o600]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o750
+    assert read_dead_letters(folder).num_rows == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "kafka", "pubsub", "bigquery"])
+def test_dead_letters_of_every_kind_of_sink_are_written_so(tmp_path: Path, kind: str) -> None:
+    """There is one writer, whatever the sink: it knows a folder only."""
+    job = Namespace(dead_letter=str(tmp_path / "dead"), sink=Namespace(kind=kind))
+    writer = WriteDeadLetters(job)._dofn  # type: ignore[arg-type]
+    writer.start_bundle()
+    row = {"partition": 0, "offset": 1, "reason": "malformed"}
+    list(writer.process(pa.RecordBatch.from_pylist([row], schema=DEAD_LETTER_SCHEMA)))
+    writer.finish_bundle()
+    paths = [p for p in dead_letter_folder(job).iterdir()]  # type: ignore[arg-type]
+    assert [p.stat().st_mode & 0o777 for p in paths] == [0o600]
+
+
+def test_a_damaged_file_is_refused_and_written_again(tmp_path: Path, refused: Refused) -> None:
+    """Whoever has the same dead letters again puts the file right."""
+    rows = [{"partition": 0, "offset": 1, "reason": "malformed"}]
+    letters = pa.RecordBatch.from_pylist(rows, schema=DEAD_LETTER_SCHEMA)
+    folder = tmp_path / "dead"
+    check_dead_letters(folder)
+    path = write_dead_letters(folder, [letters])
+    assert path is not None
+    before = path.read_bytes()
+    check_dead_letters(folder)
+    flip(path, 8 * (len(before) // 2))
+    refused(check_dead_letters, folder)
+    assert write_dead_letters(folder, [letters]) == path
+    check_dead_letters(folder)
+    assert path.read_bytes() == before and path.stat().st_mode & 0o777 == 0o600
+
+
+# A job's query between its source and the flow: rows, dead letters, releases, stores.
+
+
+_TEXT = (
+    "SELECT s.section AS page, v.n AS x FROM visits AS v LEFT JOIN sections AS s "
+    "ON v.page = s.page WHERE v.flag"
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return with_text(tmp_path, _TEXT)
+
+
+def _dead(folder: Path) -> list[tuple[int, int, str]]:
+    files = sorted(folder.rglob("*.parquet"))
+    letters = [one for file in files for one in pq.read_table(file).to_pylist()]
+    return sorted((one["partition"], one["offset"], one["reason"]) for one in letters)
+
+
+def test_the_same_rows_with_and_without_beam(job: Job) -> None:
+    wanted = [batch.to_pylist() for batch in apply_query(job, batches(job))]
+    assert wanted and all(wanted)
+
+    def same(outputs: list[pa.RecordBatch]) -> None:
+        key = lambda rows: str(rows[0])  # noqa: E731
+        assert sorted((b.to_pylist() for b in outputs), key=key) == sorted(wanted, key=key)
+
+    with beam.Pipeline() as pipeline:
+        read = pipeline | beam.Create(list(batches(job)))
+        assert_that(with_query(read, job), same)
+
+
+def test_a_batch_of_which_nothing_stays_is_none(job: Job) -> None:
+    dofn = QueryRows(query_of(job))
+    dofn.setup()
+    assert len(list(dofn.process(all_rows(job)))) == 1
+    assert list(dofn.process(all_rows(job).slice(0, 0))) == []
+    dofn.teardown()
+    dofn.teardown()
+
+
+def test_a_job_without_query_is_left_alone(job: Job) -> None:
+    bare = replace(job, source=replace(job.source, query=None))
+    inputs = [all_rows(job)]
+    assert with_query(inputs, bare) is inputs and list(apply_query(bare, inputs)) == inputs
+
+
+def test_bad_rows_are_dead_letters_at_their_own_positions(job: Job, tmp_path: Path) -> None:
+    run_job(job)
+    table, wanted = rows(), list[tuple[int, int, str]]()
+    sections = {"p0": "shop", "p1": "help", "p2": "shop"}
+    for i, row in enumerate(table.to_pylist()):
+        if row["flag"] != "true":
+            continue  # left out by the query: no dead letter
+        reason = None
+        if row["user"] is None:
+            reason = "unit"
+        elif row["page"] not in sections:
+            reason = "key"
+        elif row["at"] == "noon":
+            reason = "time"
+        elif row["n"] == "many":
+            reason = "value"
+        if reason is not None:
+            wanted.append((i // 300, i % 300, reason))
+    letters = _dead(dead_letter_folder(job))
+    assert letters == sorted(wanted) and len(letters) > 30
+    stores.close_all()
+
+
+def test_another_text_is_refused_by_the_store(job: Job, tmp_path: Path, refused: Refused) -> None:
+    run_job(job)
+    path = tmp_path / "live.sql"
+    text = path.read_text()
+    path.write_text(text.replace("WHERE v.flag", "WHERE NOT v.flag"))
+    other = load_job(tmp_path)
+    assert other.plan.hash != job.plan.hash
+    refused(run_job, other)
+    path.write_text(text)
+    (tmp_path / "sections.csv").write_text("page,section,weight\np0,other,1\n")
+    refused(lambda: run_job(load_job(tmp_path)))
+    stores.close_all()
+
+
+def test_recorded_files_go_through_the_query_too(job: Job, tmp_path: Path) -> None:
+    other = recorded(job, str(tmp_path / "in" / "0.csv"), "--proxy")
+    [batch] = apply_query(other, batches(other))
+    assert batch.schema.names == ["user", "at", "page", "x"]
+
+
+@pytest.mark.parametrize("batch_rows", [7, 100])
+def test_releases_do_not_depend_on_batches(batch_rows: int, tmp_path: Path) -> None:
+    releases = []
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        job = with_text(tmp_path / folder, _TEXT)
+        if folder == "other":
+            job = msgspec.structs.replace(job, batch_rows=batch_rows)
+        run_job(job)
+        stores.close_all()
+        releases.append(read_releases(job.sink.path))
+    assert releases[0].num_rows > 0 and releases[0].equals(releases[1])
+
+
+def test_with_and_without_beam(tmp_path: Path) -> None:
+    plain = survey(tmp_path, 50)
+    job = cells_job(plain, workload(), mixed(identity(workload()), workload().sizes), False)
+    read = list(batches(job))
+    assert list(add_cells(plain, read)) == read
+    numbers = [cell for b in add_cells(job, read) for cell in b.column("cell").to_pylist()]
+    assert len(numbers) == 50 and None in numbers and max(c for c in numbers if c is not None) < 10
+    with beam.Pipeline() as pipeline:
+        given = pipeline | beam.Create(read)
+        cells = with_cells(given, job) | beam.FlatMap(lambda b: b.column("cell").to_pylist())
+        assert_that(cells, equal_to(numbers))
+    assert with_cells(given, plain) is given
+    assert isinstance(read[0], pa.RecordBatch)

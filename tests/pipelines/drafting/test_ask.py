@@ -5,7 +5,10 @@ Columns are checked by type.
 Values are read only where they are public; what they say is rounded and whole.
 """
 
+import bz2
+import gzip
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from dpstream.accounting.fields import Field
+from dpstream.accounting.fields import Field, FieldType
 from dpstream.pipelines.drafting import ask
 from dpstream.pipelines.drafting.ask import (
     Given,
@@ -27,10 +30,19 @@ from dpstream.pipelines.drafting.ask import (
     value_of,
     with_names,
 )
-from dpstream.pipelines.drafting.columns import column_of, data_file, text_column
-from dpstream.pipelines.drafting.draft import Answers
+from dpstream.pipelines.drafting.columns import Column, DataFile, column_of, data_file, text_column
+from dpstream.pipelines.drafting.draft import (
+    Answers,
+    bounded,
+    checked,
+    grid_of,
+    project_text,
+    source_path,
+    with_covers,
+)
+from dpstream.pipelines.project.text import Windows
 from tests.golden.refusals import Refused
-from tests.pipelines.drafting import SECRET, commits
+from tests.pipelines.drafting import SECRET, begun, commits
 
 COLUMNS = (
     column_of("sha", pa.string()), column_of("author_id", pa.int32()),
@@ -181,3 +193,196 @@ def test_what_cannot_be_read_is_said_without_a_value(tmp_path: Path, refused: Re
     path.write_text(SECRET)
     error = refused(lambda: with_names(data_file(str(path))))
     assert SECRET not in str(error)
+
+
+# The text of a first job: planned as it stands, whatever its columns are called.
+
+
+OUT = begun(Path("/jobs"))
+WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d")
+ANSWERS = Answers(
+    file=DataFile("/jobs/data/a [1].csv", Path("/jobs/data/a [1].csv"), "csv", None),
+    unit=Field("who", "int"), key=(Field("page"), Field("lang")), time="at", values=(),
+    windows=WEEKS, every=None, epsilon=1.0, delta=1e-8, contributions=10,
+)  # fmt: skip
+
+
+def test_a_job_says_what_was_answered() -> None:
+    job = checked(project_text(ANSWERS, OUT), OUT)
+    plan = job.plan
+    assert (plan.unit, plan.key, plan.event_time) == (ANSWERS.unit, ANSWERS.key, "at")
+    assert plan.timeline.triggers == 1 and plan.timeline.windows == 5
+    assert (plan.privacy.epsilon, plan.privacy.delta, plan.privacy.contributions) == (1, 1e-8, 10)
+    assert job.secret.file == "/jobs/visits.secret" and job.source.kind == "csv"
+    assert job.ledger is not None and job.ledger.path == "/jobs/visits.account.db"
+
+
+def test_what_is_suggested_in_comments_works() -> None:
+    text = project_text(ANSWERS, OUT)
+    assert 'covers = "lifetime"' in text and "'1d' also shows it grow" in text
+    text = text.replace('covers = "lifetime"', 'covers = "window"').replace(
+        'release_every = "7d"', 'release_every = "1d"'
+    )
+    plan = checked(text, OUT).plan
+    assert plan.timeline.period == plan.timeline.window and plan.timeline.triggers == 7
+
+
+def test_a_second_job_is_added_to_what_is_there() -> None:
+    before = "# ours\n" + project_text(ANSWERS, OUT) + "\n\n"
+    second = OUT._replace(before=before, job="hourly", new_data_set=None, new_table=False)
+    text = project_text(ANSWERS._replace(epsilon=0.5), second)
+    assert text.startswith(before.rstrip("\n")) and text.count("[table.visits]") == 1
+    first, other = checked(text, OUT), checked(text, second)
+    assert (first.plan.privacy.epsilon, other.plan.privacy.epsilon) == (1.0, 0.5)
+    assert first.state.store != other.state.store and first.sink.path != other.sink.path
+    assert first.ledger == other.ledger
+
+
+def test_odd_names_are_written_whole() -> None:
+    odd = 'a"b\\c\n\x7f #é'
+    replies = ANSWERS._replace(unit=Field(odd), key=(Field("records"),), values=(
+        bounded("records", 0, 1), bounded("count", -0.5, 0.25), bounded("_x", 0, 1e6)))  # fmt: skip
+    plan = checked(project_text(replies, OUT), OUT).plan
+    assert plan.unit.column == odd
+    assert [a.name for a in plan.aggregates] == [
+        "count", "mean_records", "mean_count", "x",
+    ]  # fmt: skip
+    assert [a.column for a in plan.aggregates][1:] == ["records", "count", "_x"]
+    assert plan.aggregates[2].bounds == (-0.5, 0.25)
+
+
+def test_a_file_is_no_pattern_and_a_pattern_is(tmp_path: Path) -> None:
+    (tmp_path / "a[1].csv").touch()
+    assert source_path(str(tmp_path / "a[1].csv"), tmp_path) == "a[[]1].csv"
+    assert source_path(str(tmp_path / "*.csv"), tmp_path / "jobs") == "../*.csv"
+
+
+@pytest.mark.parametrize(
+    ("width", "grid"), [(100, 1), (120, 1), (1, 0.01), (0.5, 0.001), (1e6, 1e4)]
+)
+def test_the_grid_fits_the_bounds(width: float, grid: float) -> None:
+    assert grid_of(0, width) == grid
+
+
+@pytest.mark.parametrize("bounds", [(1, 1), (5, 0), (float("nan"), 1), (0, float("inf"))])
+def test_what_are_no_bounds(bounds: tuple[float, float], refused: Refused) -> None:
+    refused(bounded, "x", *bounds)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epsilon": -1.0}, {"epsilon": float("nan")},
+     {"epsilon": 2000.0}, {"delta": 1.0}, {"delta": 0.0},
+     {"contributions": 0}, {"every": "2d"},
+     {"every": "soon"}, {"key": (Field("_page"),)},
+     {"windows": WEEKS._replace(length="1us")}],
+)  # fmt: skip
+def test_what_a_plan_would_refuse_is_refused_by_its_flag(
+    change: dict[str, Any], refused: Refused
+) -> None:
+    refused(lambda: checked(project_text(ANSWERS._replace(**change), OUT), OUT))
+
+
+@pytest.mark.parametrize(
+    ("covers", "period"),
+    [("Window", "7d"), (" Lifetime ", None), ("14d", "14d"), ("10d", ""), ("everything", "")],
+)
+def test_what_the_budget_covers(covers: str, period: str | None, refused: Refused) -> None:
+    """A window, everything, or a length of whole windows."""
+    if period != "":
+        assert with_covers(ANSWERS, OUT, covers).period == period
+        return
+    refused(with_covers, ANSWERS, OUT, covers)
+
+
+# What a schema says of columns; that nothing but a schema is read.
+
+
+HEAD = b'user,"page, or part",at\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "identity", "time", "number"),
+    [
+        (pa.large_string(), "string", "text", False),
+        (pa.dictionary(pa.int8(), pa.string_view()), "string", "text", False),
+        (pa.uint16(), "int", "micros", True),
+        (pa.bool_(), "bool", None, False),
+        (pa.binary(16), "bytes", None, False),
+        (pa.decimal128(9, 2), None, None, True),
+        (pa.float32(), None, None, True),
+        (pa.timestamp("ns"), None, "instant", False),
+        (pa.date32(), None, "instant", False),
+        (pa.struct({"a": pa.string()}), None, None, False),
+        (pa.list_(pa.string()), None, None, False),
+    ],
+    ids=str,
+)
+def test_types(
+    kind: pa.DataType, identity: FieldType | None, time: str | None, number: bool
+) -> None:
+    assert column_of("c", kind)._replace(sql=None) == Column("c", identity, time, number, None)
+
+
+def test_a_parquet_schema_and_the_first_of_a_pattern(tmp_path: Path) -> None:
+    commits(tmp_path / "b.parquet")
+    file = data_file(str(tmp_path / "*.parquet"))
+    assert file.kind == "parquet" and file.first.name == "b.parquet"
+    assert [c.name for c in file.columns or ()][1:3] == ["author", "path"]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, pa.compress])
+def test_a_csv_header_however_it_is_packed(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    name = {gzip.compress: "a.csv.gz", bz2.compress: "a.csv.bz2", pa.compress: "a.csv.zst"}
+    path = tmp_path / name.get(pack, "a.csv")
+    body = b"\xef\xbb\xbf" + HEAD + b"x,y,z\n"
+    if pack is pa.compress:
+        with pa.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(body)
+    else:
+        path.write_bytes(pack(body))
+    file = data_file(str(path))
+    assert [c.name for c in file.columns or ()] == ["user", "page, or part", "at"]
+    assert not any(c.listed for c in file.columns or ())
+
+
+def test_json_lines_have_no_schema(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"{SECRET}": 1}}\n')
+    assert data_file(str(path)).columns is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b""),
+        ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n"),
+        ("a.csv", SECRET.encode() + b",a@b.example\n"),
+        ("a.csv.gz", b"user,page\n"),
+        ("a.csv.xz", b"\xfd7zXZ\x00"),
+        ("a.parquet", SECRET.encode()),
+        ("a.parquet", b""),
+        ("a.parquet", gzip.compress(b"PAR1", mtime=0)),
+        ("a.xlsx", b""),
+        ("b.csv", None),
+    ],
+)  # fmt: skip
+def test_what_is_no_data(
+    name: str, content: bytes | None, tmp_path: Path, refused: Refused
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = refused(data_file, str(tmp_path / name))
+    assert error.field == "FILE" and SECRET not in str(error)
+
+
+def test_a_folder_is_answered_with_a_pattern(tmp_path: Path, refused: Refused) -> None:
+    refused(data_file, str(tmp_path))
+
+
+def test_no_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = commits(tmp_path / "a.parquet")
+    raw = path.read_bytes()
+    foot = int.from_bytes(raw[-8:-4], "little") + 8
+    path.write_bytes(b"PAR1" + b"\xff" * (len(raw) - foot - 4) + raw[-foot:])
+    assert len(data_file(str(path)).columns or ()) == 7

@@ -1,26 +1,51 @@
 """``dpstream account show``: entries, what they spend together, what is left."""
 
 import contextlib
+import importlib.metadata
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.figures import down
 from dpstream.accounting.gaussian import epsilon_of, mu_of
+from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.operate import doctor
+from dpstream.pipelines.operate.doctor import examine, installed
+from dpstream.pipelines.runners import parts, prism_build
+from dpstream.pipelines.stream.run import run_job
+from dpstream.state import open as stores
 from dpstream.state.ledger.contract import AnswerLog, Decision
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import history_of, read_ledger
+from dpstream.state.sqlite.store import SqliteStore
 from tests import accounts
-from tests.audit.replays import text_of
+from tests.audit.replays import new_place, text_of
 from tests.fixed import fixed_date
+from tests.golden.refusals import Refused
+from tests.kafka_broker import missing
+from tests.pipelines.operate.test_state_admin import (
+    DAYS,
+    TEXT,
+    done,
+    files,
+    job,
+    run,
+    stop_after,
+    write_input,
+)
+
+__all__ = ["job"]
 
 MU = mu_of(1.0, 0.6e-3)
 
@@ -173,3 +198,192 @@ def test_refusals(tmp_path: Path) -> None:
     assert without.exit_code == 2 and "account" in without.stderr
     result = call(tmp_path / "missing.db")
     assert result.exit_code == 2 and ": FILE: " in result.stderr, result.output
+
+
+# What is given up with ``--abandon``: its units have nothing left, and what is left goes on.
+
+
+@pytest.mark.parametrize(("skip", "count"), [("false", 9), ("true", exhausted(9))])
+def test_abandoned_units_are_exhausted(job: Path, tmp_path: Path, skip: str, count: int) -> None:
+    """Where the run skips, its counter of weights is used up like C."""
+    text = TEXT.replace("shards = 2", f"shards = 2\nmechanism.skip = {skip}")
+    accounts.write(job, text)
+    stop_after(job, 1)
+    done("backup", job, "--out", tmp_path / "b")
+    accounts.write(job, text.replace("epsilon = 22.0", "epsilon = 300.0"))
+    done(
+        "restore",
+        "pages",
+        job,
+        tmp_path / "b",
+        "--replace",
+        "--abandon",
+        "--now",
+        "2024-01-01T00:00:00Z",
+    )
+    store = SqliteStore(tmp_path / "state" / "s.db", pa.schema([pa.field("page", pa.string())]), 1)
+    for shard in (0, 1):
+        units = store.unit_shard(shard)
+        assert units.table.size > 10
+        assert set(units.counts[: units.table.size].tolist()) == {count}
+        # BOUND had decided the whole input (up to a test, where it waits), so all that is given up.
+        assert units.decided == units.forgotten
+        assert (units.decided == 4 * DAYS) is (skip == "false")
+    store.close()
+
+
+@pytest.mark.parametrize("commits", [2, 5, 9])
+def test_what_skips_goes_on_when_a_window_is_given_up_in_its_midst(
+    job: Path, tmp_path: Path, commits: int
+) -> None:
+    """At any test of a window: what is left has one value, and a restart repeats it."""
+    skip = "mechanism = { skip = true, tests = [1, 3, 4], weights = { offset = 1, power = 2 } }"
+    accounts.write(
+        job,
+        TEXT.replace("shards = 2", f"shards = 2\n{skip}").replace(
+            "epsilon = 22.0", "epsilon = 300.0"
+        ),
+    )
+    late = (f"{user},p{user % 3},2024-01-0{day}T05:00:00Z" for user in range(90, 160)
+            for day in (3, 4))  # fmt: skip
+    write_input(tmp_path, "\n".join(late) + "\n")
+    stop_after(job, commits)
+    out = tmp_path / "out"
+    before = files(out) if out.exists() else {}
+    done("backup", job, "--out", tmp_path / "b")
+    now = "2024-01-02T09:00:00Z"
+    done("restore", "pages", job, tmp_path / "b", "--replace", "--abandon", "--now", now)
+    run(job)
+    stores.close_all()
+    after = files(out)
+    assert {name: after[name] for name in before} == before
+    new = {Path(name).parent.name for name in set(after) - set(before)}
+    assert new == {"window-000002", "window-000003"} and len(set(after) - set(before)) == 8
+    # New users are counted, with weights of their own: keys are selected in the new epoch.
+    last = pq.read_table(out / "window-000003", partitioning=None)
+    assert set(last.column("page").to_pylist()) == {"p0", "p1", "p2"}
+    # What was committed before the loss and had not come to the sink is published now.
+    assert run(job).resumed
+    stores.close_all()
+    all_files = files(out)
+    assert {name: all_files[name] for name in after} == after
+    done("releases", job, "--out", tmp_path / "again")
+    assert files(tmp_path / "again") == all_files
+
+
+# What a machine can run: versions by name, faults in words, no path.
+
+
+def test_versions_and_what_is_missing() -> None:
+    assert (installed("numpy") or "").count(".") >= 1
+    assert installed("no-such-package-at-all") is None
+
+
+def test_what_is_missing_is_a_fault_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def declare(*lines: str) -> None:
+        monkeypatch.setattr(importlib.metadata, "requires", lambda name: list(lines))
+
+    declare("numpy>=1", "no-such-package", "unused; extra == 'sql'")
+    report = examine()
+    assert not report["ready"] and "missing packages: no-such-package" in report["verdict"][0]
+    declare("numpy>=1000")
+    assert not examine()["ready"], "an unfit version"
+    declare("numpy>=1")
+    report = examine()
+    assert set(report["packages"]) == {"dpstream", "numpy"}
+    assert report["ready"] and report["disk"]["fsync"] and "/" not in report["verdict"][0]
+
+
+def test_a_sqlite_that_can_damage_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault: stores are safe, and slower."""
+    assert not any("SQLite" in line for line in examine()["verdict"])
+    monkeypatch.setattr(doctor, "wal_is_safe", lambda: False)
+    report = examine()
+    assert [line for line in report["verdict"] if f"SQLite {report['sqlite']}" in line]
+
+
+def test_each_fix_is_of_something_that_is_looked_for() -> None:
+    report = examine()
+    assert set(doctor.HOW) <= {*report["runners"], *report["emulators"]}
+
+
+def fake_go(folder: Path, script: str) -> None:
+    """A ``go`` that does what the script says."""
+    path = folder / "go"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Prism or Go, of which nothing but a folder of programs is on the path."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(parts, "tools", lambda: [parts.data_folder()])
+    return programs
+
+
+def test_prism_is_not_built_without_go(bare: Path, refused: Refused) -> None:
+    refused(doctor.fix_prism)
+    fake_go(bare, """echo '{"Sum": "h1:other", "Dir": "/"}'""")
+    refused(doctor.fix_prism)
+    fake_go(bare, "exit 1")
+    refused(doctor.fix_prism)
+    assert not (parts.data_folder() / "bin" / "prism").exists()
+
+
+def test_an_open_prism_is_no_fit_one(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """What was built is looked at; one that lets other machines in does not stay."""
+    fake_go(bare, "")
+    out = parts.data_folder() / "bin" / "prism"
+    module = b"mod\tgithub.com/apache/beam/sdks/v2\t"
+
+    def build(tags: bytes) -> None:
+        def made(path: Path) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(module + b"v2.77.0\th1:x\n" + tags)
+
+        monkeypatch.setattr(prism_build, "build", made)
+
+    build(b"")
+    refused(doctor.fix_prism)
+    assert not out.exists()
+    (bare / "prism").write_bytes(module + b"v2.77.0\th1:x\n")  # Beam's own, on the path
+    (bare / "prism").chmod(0o755)
+    build(f"build\t-tags={prism_build.TAGS}\n".encode())
+    assert doctor.fix_prism() == out == parts.prism()
+    assert doctor.fix_prism() is None, "it is there"
+
+
+def test_a_prism_without_an_edit_is_named_and_replaced(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ``make`` has put it: it would be found before any other."""
+    made = bare.parent / ".tools" / "bin" / "prism"
+    monkeypatch.setattr(parts, "tools", lambda: [bare.parent / ".tools", parts.data_folder()])
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"build\t-tags=loopback,beam2.77.0\n")
+    assert [line for line in examine()["verdict"] if "lacks edits" in line]
+    fake_go(bare, "")
+    new = f"build\t-tags={prism_build.TAGS}\n".encode()
+    monkeypatch.setattr(prism_build, "build", lambda path: path.write_bytes(new))
+    assert doctor.fix_prism() == made
+    assert not [line for line in examine()["verdict"] if "lacks edits" in line]
+
+
+@pytest.mark.slow
+def test_prism_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Go itself; a run on it is checked for what it listens on before it gets anything."""
+    if shutil.which("go") is None:
+        missing("Go is missing")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(parts, "tools", lambda: [parts.data_folder()])
+    assert doctor.fix_prism() == tmp_path / "data" / "dpstream" / "bin" / "prism"
+    place = new_place(tmp_path)
+    run_job(place.job(), "PrismRunner")
+    stores.close_all()
+    assert len(place.files()) > 2

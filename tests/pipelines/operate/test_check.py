@@ -22,8 +22,8 @@ from tests.folders import write as put
 from tests.golden.refusals import Refused
 from tests.growing import place
 from tests.pipelines.cli.called import call
-from tests.pipelines.sql.visited import LOOKED_UP, dp
-from tests.pipelines.sql.visited import folder as visited
+from tests.pipelines.sql.shop import LOOKED_UP, dp
+from tests.pipelines.sql.shop import folder as visited
 from tests.written import read_dead_letters
 
 __all__ = ["make_folder_job"]

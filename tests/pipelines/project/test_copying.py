@@ -29,7 +29,7 @@ from dpstream.state import open as stores
 from tests.golden.refusals import Refused
 from tests.pipelines.cli.called import call
 from tests.pipelines.drafting import FLAGS, commits
-from tests.pipelines.sql.visited import dp
+from tests.pipelines.sql.shop import dp
 from tests.projects import PROJECT, write_project
 
 IN_ANY_STYLE = """\

@@ -5,17 +5,22 @@ Writing the project file: its rights and links stay, and what another program wr
 The unit, account and secret of a data set, and where their errors are.
 """
 
+import json
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.job import StorePlace, load_job
+from dpstream.pipelines.project.job_section import SinkSection
 from dpstream.pipelines.project.project import (
     account_of,
+    decode_project,
     find,
     flush_project,
     load_project,
@@ -23,6 +28,20 @@ from dpstream.pipelines.project.project import (
     unit_of,
 )
 from dpstream.pipelines.project.project import write_project as write_file
+from dpstream.pipelines.project.sections import ProjectSections
+from dpstream.pipelines.project.source import GIVEN_STAMPS, Source, SourceKind
+from dpstream.pipelines.project.text import (
+    EXAMPLES,
+    duration_micros,
+    fix_of,
+    instant,
+    instant_micros,
+    parse_toml,
+    raise_decode_error,
+    refuse_data_dependent,
+    suited,
+    windows,
+)
 from tests import projects
 from tests.golden.refusals import Refused
 from tests.projects import write_project
@@ -277,3 +296,268 @@ def test_a_data_set_without_a_unit_is_for_sessions(refused: Refused) -> None:
     refused(lambda: unit_of(records(), "d", "a job"))
     empty = projects.of_sections(Path("/shop"), {"data_set": {"d": {}}})
     refused(unit_of, empty, "d", "a job")
+
+
+# What a section must have, and where an error says that it is.
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("version = 1", ""),
+        ("version = 1", "version = 2"),
+        ("[job.daily]", "[jobs.daily]"),
+        ('unit_column = "user"', 'unit_colum = "user"'),
+        ('"customer" }', '"customer", type = "integer" }'),
+    ],
+)
+def test_an_error_names_its_field(tmp_path: Path, old: str, new: str, refused: Refused) -> None:
+    refused(lambda: load_project(write_project(tmp_path, (old, new))))
+
+
+# What a job's section must have, and where an error says that it is.
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("epsilon = 4", "epsilom = 4"),
+        ("contributions = 8", ""),
+        ("contributions = 8", 'contributions = "8"'),
+        ('kind = "count"', 'kind = "cont"'),
+        ("[0, 120]", "[0, 120, 3]"),
+        ('kind = "parquet"', 'kind = "ftp"'),
+    ],
+)
+def test_an_error_of_a_job_names_its_field(
+    tmp_path: Path, old: str, new: str, refused: Refused
+) -> None:
+    refused(lambda: load_project(write_project(tmp_path, (old, new))).job())
+
+
+# Source, store and sink of a job: what each says beside its fields, and no unknown key.
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"])
+def test_only_sources_without_end_give_stamps(kind: SourceKind) -> None:
+    source = Source(kind)
+    given = GIVEN_STAMPS.get(kind)
+    assert source.unbounded is (given is not None)
+    assert source.stamp_column == (f"_{given[0]}" if given else "event_time")
+    assert Source(kind, stamp="at").stamp_column == "at"
+
+
+def test_a_folder_can_be_stamped_by_either_of_its_stamps() -> None:
+    assert Source("folder", stamp="closed").stamp_column == "_closed"
+
+
+def test_names_of_sources_say_where() -> None:
+    assert Source("kafka", topic="t").name == "kafka:t"
+    assert Source("pubsub", subscription="s").name == "pubsub:s"
+    assert Source("csv", "in/*.csv").name == "csv:in/*.csv"
+
+
+def test_only_an_embedded_store_is_a_file() -> None:
+    assert StorePlace("sqlite:a/b:c.db").path == Path("a/b:c.db")
+    assert StorePlace("spanner://p/i/d").path is None
+
+
+def test_what_a_sink_is_beside_its_fields() -> None:
+    assert [SinkSection(k).file_kind for k in ("csv", "jsonl", "parquet", "kafka")] == [
+        "csv", "jsonl", "parquet", "parquet",
+    ]  # fmt: skip
+    assert SinkSection("kafka").folder is None and SinkSection("csv", "x").folder == Path("x")
+    assert SinkSection("csv").guarded and SinkSection("csv", formulas="guard").guarded
+    assert not SinkSection("csv", formulas="keep").guarded
+
+
+@pytest.mark.parametrize("table", [Source, SinkSection, StorePlace])
+def test_unknown_keys_are_refused(table: type[msgspec.Struct]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.convert({"kind": "csv", "nothing": 1} | {}, table)
+
+
+# The text for a field of another shape, which works when it is followed.
+
+
+UNIT, START = 'unit_column = "user"', 'start = "2024-01-01T00:00:00Z"'
+SHORTEST = 'budget = { epsilon = 1.0, delta = 1e-8, covers = "window" }'
+BUDGET = 'budget = { epsilon = 4, delta = 1e-6, covers = "window" }'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (UNIT, "unit_column = 7", UNIT),
+        ('key = ["page"]', "key = 7", 'key = ["user"]'),
+        ('window = "1 day"', "window = 1", 'window = "7 days"'),
+        ("contributions = 8", "", "contributions = 10"),
+        (START, "start = 2024-01-01", START),
+        (BUDGET, "", SHORTEST),
+        ('kind = "parquet", path', "path", None),
+    ],
+)
+def test_wrong_shapes_are_answered_with_a_line_that_works(
+    tmp_path: Path, old: str, new: str, line: str | None, refused: Refused
+) -> None:
+    error = refused(lambda: load_job(write_project(tmp_path, (old, new))))
+    if line is not None:
+        assert line in error.fix.replace("COLUMN", "user")
+        assert load_job(write_project(tmp_path, (old, line)))
+
+
+def test_a_month_is_answered_with_its_weeks(tmp_path: Path, refused: Refused) -> None:
+    window = 'window = "1 day"'
+    refused(lambda: load_job(write_project(tmp_path, (window, 'window = "1 month"'))))
+    assert load_job(write_project(tmp_path, (window, 'window = "28d"')))
+
+
+def test_other_shapes_are_told_by_their_type() -> None:
+    for rule, path, hint in (
+        ("Expected `str`, got `int`", "table.visits.path", EXAMPLES["table.path"]),
+        ("Expected `array`, got `str`", "table.visits.key_columns", "key_columns = [...]"),
+        ("Expected `object`, got `str`", "job.daily.mechanism", "[job.daily.mechanism]"),
+        ("Expected `int`, got `str`", "job.daily.shards", "shards = 1"),
+        ("Expected `int`, got `float`", "job.daily.shards", "a whole number, shards = 1"),
+        ("Expected `float`, got `str`", "job.daily.aggregate.n.grid", "grid = 1.0"),
+        ("Expected `bool`, got `str`", "job.daily.mechanism.combine", "combine = true"),
+        ("Expected `object`, got `int`", "job.daily.key[1]", EXAMPLES["job.key"]),
+        ("Expected `array`, got `int`", "job.daily.aggregate.n.bounds", "bounds = [0, 100]"),
+    ):
+        assert hint in fix_of(path, rule)
+    assert fix_of("job.daily.sink.x", "odd") == "correct the value"
+
+
+# Durations and times are exact; what is wrong is said in the project file's own words.
+
+
+@pytest.mark.parametrize(
+    ("text", "micros"),
+    [("0s", 0), ("1us", 1), ("100ms", 100_000), ("86.4s", 86_400_000), ("1w", 604_800_000_000),
+     (" 0.1m ", 6_000_000), ("0.000001s", 1)],
+)  # fmt: skip
+def test_durations_are_exact(text: str, micros: int) -> None:
+    assert duration_micros("window", text) == micros
+
+
+@pytest.mark.parametrize("text", ["", "5", "-1s", "1e3s", "0.5us", "999999999999999999w"])
+def test_what_is_no_duration(text: str, refused: Refused) -> None:
+    refused(duration_micros, "window", text)
+
+
+def test_instants_are_exact_whatever_their_offset() -> None:
+    base = instant_micros("start", "2024-02-29T12:00:00Z")
+    assert base == 1_709_208_000_000_000
+    assert instant_micros("start", "2024-02-29t14:30:00.000001+02:30") == base + 1
+    assert instant_micros("start", "2024-02-29 07:00:00-05:00") == base
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2024-02-29T12:00:00", "2023-02-29T12:00:00Z", "2024-01-01T24:00:00Z",
+     "2024-01-01T00:00:00.0000001Z", "2024-01-01T00:00:00+24:00", "yesterday"],
+)  # fmt: skip
+def test_what_is_no_instant(text: str, refused: Refused) -> None:
+    refused(instant_micros, "start", text)
+
+
+@pytest.mark.parametrize("text", [b"a = ", b"\xff", b"a = " + b"[" * 5000])
+def test_what_is_no_toml(text: bytes, refused: Refused) -> None:
+    refused(parse_toml, text)
+    assert parse_toml(b"[a]\nb = 1") == {"a": {"b": 1}}
+    assert parse_toml(b"\xef\xbb\xbf[a]\nb = 1") == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize("key", ["session_gap", "trigger_count", "watermark_delay"])
+def test_records_never_decide_when_something_text_is_published(key: str, refused: Refused) -> None:
+    refuse_data_dependent({"time": {"window": "1d"}, "other": 3})
+    refused(refuse_data_dependent, {"time": {key: "1s"}})
+
+
+VIA = {"table": "b", "on": [["x"]]}
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"table": {"a": {"pth": "x"}}},
+        {"data_set": {"a": {}, "b": {"unit": {}}}},
+        {"table": {"a": {"format": "ftp"}}},
+        {"table": {"a": {}, "b": {"path": 3}}},
+        {"table": {"a": {"unit_via": VIA}}},
+        {"version": 2},
+    ],
+)
+def test_decoding_errors_name_their_field(tables: dict[str, Any], refused: Refused) -> None:
+    sections = {"version": 1} | tables
+    with pytest.raises(msgspec.ValidationError) as wrong:
+        msgspec.convert(sections, ProjectSections)
+    refused(raise_decode_error, wrong.value, ProjectSections, sections)
+
+
+def test_an_unknown_name_is_shown_short_and_printable(refused: Refused) -> None:
+    for name in ("V" * 5000, "\x1b[31mred", "\u202eback"):
+        error = refused(decode_project, f"version = 1\n[{json.dumps(name)}]".encode(), Path())
+        assert str(error).isprintable() and len(str(error)) < 1000
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "requested", "length"),
+    [
+        ("2024-02-01", "2024-03-01", "month", "29d"),
+        ("2023-12-01", "2024-01-01", "months", "31d"),
+        ("2023-10-01", "2024-01-01", "quarter", "92d"),
+        ("2024-01-01", "2025-01-01", "Year", "366d"),
+        ("2024-01-01", "2024-01-03", "day", "1d"),
+        ("2024-01-01", "2024-01-03", "12h", "12h"),
+    ],
+)
+def test_what_is_exact_has_no_note(start: str, end: str, requested: str, length: str) -> None:
+    proposal = windows(at(start), at(end), requested)
+    assert proposal == (f"{start}T00:00:00Z", f"{end}T00:00:00Z", length, "")
+
+
+@pytest.mark.parametrize(
+    ("start", "requested", "length"),
+    [("2024-01-01", "month", "28d"), ("2024-01-02", "year", "364d"),
+     ("2024-01-01", "quarter", "91d"), ("2024-01-01T01:00:00", "month", "28d")],
+)  # fmt: skip
+def test_what_stands_for_the_calendar_is_said(start: str, requested: str, length: str) -> None:
+    proposal = windows(at(start), at("2025-01-02"), requested)
+    assert proposal.length == length and f"a {requested} of the calendar has not" in proposal.note
+    assert proposal.end == "2025-01-02T00:00:00Z" and "cuts the last window short" in proposal.note
+
+
+@pytest.mark.parametrize("day", ["2024-01-01", "2024-01-03", "2024-01-07T23:00:00"])
+def test_weeks_begin_on_mondays(day: str) -> None:
+    proposal = windows(at(day), at("2024-01-15"), "week")
+    assert (proposal.start, proposal.length) == ("2024-01-01T00:00:00Z", "7d")
+    assert ("Monday" in proposal.note) == (day != "2024-01-01")
+
+
+def test_what_suits_a_stretch() -> None:
+    days = {2: "hour", 14: "day", 90: "week", 700: "month", 4000: "year"}
+    start = at("2020-01-01")
+    assert {n: suited(start, start + timedelta(days=n)) for n in days} == days
+
+
+def test_days_and_times(refused: Refused) -> None:
+    noon = at("2024-01-31T12:00:00")
+    assert instant("--start", " 2024-01-31 ") == at("2024-01-31")
+    assert instant("--start", "2024-01-31 12:00:00") == noon
+    assert instant("--start", "2024-01-31T14:00:00+02:00") == noon
+    for text in ("2024-02-30", "yesterday", "31.1.2024", ""):
+        refused(instant, "--start", text)
+
+
+@pytest.mark.parametrize(
+    ("end", "requested"),
+    [("2024-01-01", "day"), ("2024-02-01", "0d"),
+     ("2024-02-01", "fortnight"), ("2024-02-01", "99999999w")],
+)  # fmt: skip
+def test_what_is_no_window(end: str, requested: str, refused: Refused) -> None:
+    refused(lambda: windows(at("2024-01-01"), at(end), requested))

@@ -26,7 +26,7 @@ from dpstream.pipelines.render.workload_plan import families_line, workload_text
 from dpstream.pipelines.session.plan import decision_as_builtins
 from dpstream.pipelines.tuning.choose import Outcome
 from tests.accounting.tabulation.examples import persons, planned
-from tests.pipelines.session.people import PEOPLE, box
+from tests.pipelines.session.tables import PEOPLE, box
 
 
 def test_refusals_in_words() -> None:

@@ -54,7 +54,7 @@ from dpstream.pipelines.report.view import (
     unbroken,
 )
 from tests import accounts
-from tests.pipelines.sql.visited import with_text
+from tests.pipelines.sql.shop import with_text
 from tests.reports import edit, put, row
 
 NAN = float("nan")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dpstream.pipelines.session.session import Session
-from tests.pipelines.session.small import config_at
+from tests.pipelines.session.tables import small_config_at
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     """Alice's, of six usable records; its files are in ``tmp_path``."""
-    with Session(config_at(tmp_path), analyst="alice") as session:
+    with Session(small_config_at(tmp_path), analyst="alice") as session:
         yield session

@@ -26,7 +26,7 @@ from dpstream.state.ledger.contract import Answer, AnswerLog
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
 from tests.pipelines.session.batching import KEY, RUN, Made, made, secret_file
-from tests.pipelines.session.small import RECORDS
+from tests.pipelines.session.tables import RECORDS
 
 ROWS = pa.table({"count": [3.0], "count_sd": [1.0], "count_low": [1.0], "count_high": [5.0]})
 HEADER = Header(

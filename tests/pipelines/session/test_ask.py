@@ -1,6 +1,8 @@
 """Asking: what is paid and when, re-asks, refusals, and that no record decides anything."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,9 @@ import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, median, sum_of
+from dpstream.dp_transforms import session as drawing
+from dpstream.pipelines.ask import sequence
+from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import (
@@ -27,11 +32,12 @@ from dpstream.pipelines.session.receipt import decoded
 from dpstream.pipelines.session.records.load import add, delete
 from dpstream.pipelines.session.selection import Selection
 from dpstream.pipelines.session.session import Session
-from dpstream.state.ledger.contract import Answer
+from dpstream.state.ledger import regions
+from dpstream.state.ledger.contract import Answer, AnswerLog, Ledger
 from dpstream.state.ledger.orders import SessionRefusedError
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
-from tests.pipelines.session.small import RECORDS, config_at
+from tests.pipelines.session.tables import RECORDS, small_config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
 OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(40))
@@ -169,7 +175,7 @@ QUESTIONS: list[tuple[str, float, dict[str, Any]]] = [
 def transcript(folder: Path, records: str) -> list[Any]:
     """Refusals, charges and re-asks of some questions, but for run ids and instants."""
     entries = list[Any]()
-    with Session(config_at(folder, records), analyst="alice") as session:
+    with Session(small_config_at(folder, records), analyst="alice") as session:
         for where, amount, how in QUESTIONS:
             try:
                 answer = session.where(where).count(amount, **how)
@@ -349,7 +355,7 @@ def test_a_predicate_that_is_resolved_before_the_lock_is_noticed(
 def _raced(folder: Path) -> list[int]:
     """Numbers of the entries whose boxes are not what their predicate meant at their place."""
     where = "consumed_epsilon < 0.5 AND epsilon >= 1"
-    config = config_at(folder)
+    config = small_config_at(folder)
     with Session(config, analyst="alice") as mine, Session(config, analyst="bob") as other:
         transact = mine.open_table.ledger.transact
 
@@ -372,7 +378,7 @@ def _same(boxes: Any, others: Any) -> bool:
 
 @pytest.mark.slow
 def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
-    config = config_at(tmp_path)
+    config = small_config_at(tmp_path)
     runner = Runner("DirectRunner", (), 1)
     with (
         Session(config, analyst="alice", runner=runner) as there,
@@ -460,3 +466,85 @@ def test_a_closed_range_refuses_every_query_for_ever(session: Session, refused: 
     assert windows(session)[-1][0] >= 4
     assert session.where("b < 4 AND epsilon >= 1").count(0.5).receipt == answer.receipt
     assert len(session.open_table.account.spent("epsilon").boxes) <= 8
+
+
+# kill -9 between decision, charge, scan and answer: nothing is under-counted, and one answer
+# stands.
+
+
+#: What is killed, and whether its charge stands: before the end of the transaction nothing does.
+FAULTS: dict[str, tuple[Any, str, bool]] = {
+    "decision": (regions, "planned", False),
+    "append": (Ledger, "append", False),
+    "charge": (AnswerLog, "begin", True),
+    "scan": (drawing, "answered", True),
+    "draw": (sequence, "drawn", True),
+    "answer": (AnswerLog, "commit", True),
+}
+
+
+def killed(work: Callable[[], Any], home: Any, name: str) -> bytes:
+    """Do something in a process that dies as soon as a function has returned; what it said."""
+    real = getattr(home, name)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+
+        def once(*given: Any, **more: Any) -> Any:
+            outcome = real(*given, **more)
+            if name == "drawn":
+                os.write(writing, outcome)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return outcome
+
+        setattr(home, name, once)
+        try:
+            work()
+        finally:  # never go on as another pytest
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        output = pipe.read()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    return output
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whoever_is_killed_has_paid_before_records_are_read(fault: str, tmp_path: Path) -> None:
+    config = small_config_at(tmp_path)
+    home, name, stands = FAULTS[fault]
+
+    def work() -> None:
+        with Session(config) as session:
+            session.where("epsilon >= 1").histogram("a", 0.5)
+
+    receipt = killed(work, home, name)
+    with Session(config) as session:
+        assert len(session.open_table.account.history()) == stands
+        assert session.table.max_consumed() == 0.5 * stands
+        answer = session.where("epsilon >= 1").histogram("a", 0.5)
+        assert answer.charged != stands and len(session.open_table.account.history()) == 1
+        if fault == "draw":  # the same run id is the same noise
+            assert table_of(receipt) == table_of(answer.receipt)
+        again = session.where("epsilon >= 1").histogram("a", 0.5)
+        assert again.receipt == answer.receipt and session.table.max_consumed() == 0.5
+
+
+@pytest.mark.parametrize("fault", ["charge", "draw"])
+def test_a_draw_that_is_killed_is_counted(fault: str, tmp_path: Path) -> None:
+    config = small_config_at(tmp_path)
+    with Session(config) as session:
+        run_id = session.where("epsilon >= 1").as_pinq(1).run_id
+
+    def work() -> None:
+        with Session(config) as session:
+            session.allotment(run_id).count(0.75)
+
+    home, name, _ = FAULTS[fault]
+    killed(work, home, name)
+    with Session(config) as session:
+        allotment = session.allotment(run_id)
+        assert allotment.left == 0.25
+        assert not allotment.count(0.75).charged
+        assert allotment.left == 0.25 and allotment.count(0.25).charged

@@ -22,8 +22,7 @@ from dpstream.state.ledger.open import PROJECT_FILE, read_history
 from tests import accounts, projects
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
-from tests.pipelines.session.small import PROJECT
-from tests.pipelines.session.tables import DAY, START, config_at
+from tests.pipelines.session.tables import DAY, SMALL_PROJECT, START, config_at
 from tests.state.ledger.conformance import charge
 
 HOUR = DAY // 24
@@ -236,7 +235,7 @@ def test_codes_are_composed() -> None:
     assert instance(config.table.dimensions[2], Category).codes == ("\u00e9",)
 
 
-TEXT = PROJECT.format(key="22" * 32, more="")
+TEXT = SMALL_PROJECT.format(key="22" * 32, more="")
 LINE = 'account = { path = "ledger.db" }'
 assert LINE in TEXT
 

@@ -26,7 +26,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import orders, regions
 from dpstream.state.ledger.balances import region_of
 from dpstream.state.ledger.events import Charge
-from tests.pipelines.session.small import RECORDS, config_at
+from tests.pipelines.session.tables import RECORDS, small_config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
 QUOTA = "\n[table.small.quota]\nepsilon = 1.25\n"
@@ -110,7 +110,7 @@ def transcripts(folder: Path) -> Iterator[list[Step]]:
     for number, answers in enumerate(itertools.product(ANSWERS, repeat=6)):
         if any(answers[: len(prefix)] == prefix for prefix in seen):
             continue
-        config = config_at(folder / str(number), EMPTY, QUOTA)
+        config = small_config_at(folder / str(number), EMPTY, QUOTA)
         with Session(config, analyst="alice") as session:
             analyst = Analyst(session, answers)
             analyst.run()
@@ -201,7 +201,9 @@ def test_a_twin_that_breaks_the_promise_is_noticed(
 def test_quotas_hold_at_every_point(tmp_path: Path) -> None:
     most = 0.0
     for number, answers in enumerate(((0,) * 6, (3,) * 6)):
-        with Session(config_at(tmp_path / str(number), EMPTY, QUOTA), analyst="alice") as session:
+        with Session(
+            small_config_at(tmp_path / str(number), EMPTY, QUOTA), analyst="alice"
+        ) as session:
             Analyst(session, answers).run()
             for who in ("alice", "bob"):
                 spent = session.open_table.account.analyst_spent("epsilon", who)

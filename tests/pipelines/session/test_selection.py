@@ -27,7 +27,7 @@ from dpstream.pipelines.session.selection import Selection, common, predicate_of
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
 from tests.lanes import few_first
-from tests.pipelines.session import people
+from tests.pipelines.session import tables as people
 
 DAY = 86_400_000_000
 START = 1_704_067_200_000_000

@@ -27,7 +27,7 @@ from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.golden.refusals import Refused
-from tests.pipelines.session.small import PROJECT, RECORDS, config_at
+from tests.pipelines.session.tables import RECORDS, SMALL_PROJECT, small_config_at
 
 MANY = RECORDS.splitlines()[0] + "\n" + "".join(
     f"p{n},{n % 4},{n % 10},{1 + n % 2},0.5\n" for n in range(4_000)
@@ -36,13 +36,13 @@ MANY = RECORDS.splitlines()[0] + "\n" + "".join(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config_at(tmp_path_factory.mktemp("many"), MANY)
+    small_config_at(tmp_path_factory.mktemp("many"), MANY)
     return tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with Session(config_at(tmp_path, MANY), analyst="bob") as session:
+    with Session(small_config_at(tmp_path, MANY), analyst="bob") as session:
         yield session
 
 
@@ -167,7 +167,7 @@ def test_names_and_quantiles(session: Session) -> None:
 
 
 def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
-    config = config_at(tmp_path)
+    config = small_config_at(tmp_path)
     (tmp_path / "more.csv").write_text(RECORDS.splitlines()[0] + "\nx,1,1,1.0,0.5\n")
     for held in (False, True):
         with OpenTable(config, "alice", held) as open_table:
@@ -181,7 +181,7 @@ def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
 
 
 def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: Path) -> None:
-    config = config_at(tmp_path)
+    config = small_config_at(tmp_path)
     with OpenTable(config, "alice", held=True) as open_table:
         first = open_table.scan()
         rmtree(config.folder)
@@ -195,7 +195,7 @@ def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: P
 def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path, refused: Refused) -> None:
     from dpstream.pipelines.session.session import Session
 
-    config = config_at(tmp_path)
+    config = small_config_at(tmp_path)
     with Session(config) as session:
         session.where("epsilon >= 1").count(0.5)
     before = (tmp_path / "ledger.db").read_bytes()
@@ -206,7 +206,7 @@ def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path, refused:
 
 
 def test_the_key_is_wiped(tmp_path: Path) -> None:
-    with OpenTable(config_at(tmp_path), "alice") as open_table:
+    with OpenTable(small_config_at(tmp_path), "alice") as open_table:
         ring = open_table.ring
         assert open_table.insecure and ring is open_table.ring
     with pytest.raises(Exception):
@@ -214,7 +214,7 @@ def test_the_key_is_wiped(tmp_path: Path) -> None:
 
 
 def test_names_of_analysts(tmp_path: Path, refused: Refused) -> None:
-    config = config_at(tmp_path)
+    config = small_config_at(tmp_path)
     for name in ("", "a\nb", "x" * 201):
         refused(OpenTable, config, name)
 
@@ -222,9 +222,9 @@ def test_names_of_analysts(tmp_path: Path, refused: Refused) -> None:
 def test_another_table_in_the_ledger_is_refused(tmp_path: Path, refused: Refused) -> None:
     from dpstream.pipelines.session.session import Session
 
-    with Session(config_at(tmp_path)) as session:
+    with Session(small_config_at(tmp_path)) as session:
         session.where("epsilon >= 1").count(1)
-    text = PROJECT.format(key="22" * 32, more="")
+    text = SMALL_PROJECT.format(key="22" * 32, more="")
     assert "high = 4" in text
     accounts.write(tmp_path / PROJECT_FILE, text.replace("high = 4", "high = 5"))
     refused(lambda: OpenTable(load_config(tmp_path), "alice"))
@@ -264,7 +264,7 @@ def _written(draw: random.Random) -> tuple[list[Aggregate], dict[str, tuple[str,
 
 @pytest.mark.parametrize("kind", WHERE)
 def test_names_order_and_spelling_cost_nothing(kind: str, tmp_path: Path) -> None:
-    with Session(config_at(tmp_path), analyst="alice") as session:
+    with Session(small_config_at(tmp_path), analyst="alice") as session:
         first = session.where(WHERE[kind][0]).ask(FIGURES, 0.5, BY)
         released = {(row["a"], row["b"]): row for row in first.table.to_pylist()}
         assert first.charged and len({row["count"] for row in released.values()}) > 2
@@ -289,7 +289,7 @@ def test_names_order_and_spelling_cost_nothing(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_label_does_not_take_a_dimensions_place(tmp_path: Path) -> None:
-    with Session(config_at(tmp_path), analyst="alice") as session:
+    with Session(small_config_at(tmp_path), analyst="alice") as session:
         part = session.where("epsilon >= 1")
         plain = part.ask([COUNT, median("b")], 0.5)
         named = part.ask([Aggregate("quantiles", "b", (0.5,), label="a"), COUNT], 0.5)
@@ -298,7 +298,7 @@ def test_a_label_does_not_take_a_dimensions_place(tmp_path: Path) -> None:
 
 
 def test_what_differs_in_what_is_drawn_stays_two_questions(tmp_path: Path) -> None:
-    with Session(config_at(tmp_path), analyst="alice") as session:
+    with Session(small_config_at(tmp_path), analyst="alice") as session:
         table, b = session.table, "b"
         requests = [
             points.request(figures, amount, by, kind)
@@ -318,7 +318,7 @@ def test_what_differs_in_what_is_drawn_stays_two_questions(tmp_path: Path) -> No
 
 
 def test_an_allotment_covers_a_set_of_dimensions(tmp_path: Path) -> None:
-    with Session(config_at(tmp_path), analyst="alice") as session:
+    with Session(small_config_at(tmp_path), analyst="alice") as session:
 
         def identity(*cover: str) -> list[bytes]:
             request = session.table.request([COUNT], 0.5, cover=cover)

@@ -23,7 +23,7 @@ from dpstream.state import open as stores
 from tests.budgets import budgeted
 from tests.dp_transforms.runs import Silent, without_noise
 from tests.golden.pinned import check, of_refusals, refusal
-from tests.pipelines.sql.visited import BUDGET, LOOKED_UP, PROJECT, dp, folder, rows, with_fields
+from tests.pipelines.sql.shop import BUDGET, LOOKED_UP, PROJECT, dp, folder, rows, with_fields
 
 _PLAIN = (
     "page, COUNT(*) AS n, SUM(n, contribution_bounds_per_group => (0, 5)) AS s, "

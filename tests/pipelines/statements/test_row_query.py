@@ -34,7 +34,7 @@ from dpstream.pipelines.statements.row_query import (
 )
 from dpstream.pipelines.tables.catalog import ROW, TYPES, Table
 from tests.golden.pinned import check, of_refusals, refusal
-from tests.pipelines.sql.visited import PROJECT, SECTIONS, all_rows, one_by_one, through, with_text
+from tests.pipelines.sql.shop import PROJECT, SECTIONS, all_rows, one_by_one, through, with_text
 
 HERE = Path(__file__).parent
 _COLUMNS = {"K": "STRING", "n": "INT64", "d": "DATE", "m": "NUMERIC", "f": "FLOAT64", "b": "BOOL"}

@@ -36,16 +36,19 @@ from tests import projects
 from tests.golden.pinned import check, of_cases, of_refusals
 from tests.pipelines.sql.pairs import AROUND, PAIRS, RELATIONS
 from tests.pipelines.sql.queries import generated
-from tests.pipelines.sql.shop import database, shop, stage_text, ugly_rows
-from tests.pipelines.sql.visited import (
+from tests.pipelines.sql.shop import (
     OPTIONS,
     PROJECT,
     all_rows,
+    database,
     dp,
     folder,
     one_by_one,
     rows,
+    shop,
+    stage_text,
     through,
+    ugly_rows,
 )
 
 HERE = Path(__file__).parent

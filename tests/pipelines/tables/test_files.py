@@ -44,8 +44,7 @@ from dpstream.pipelines.tables.registration import require_fitting
 from tests import projects
 from tests.golden.pinned import refusal
 from tests.golden.refusals import Refused
-from tests.pipelines.sql.asking import data_set
-from tests.pipelines.sql.reading import PACKED, catalog, not_utf8, rows, units
+from tests.pipelines.sql.asking import PACKED, catalog, data_set, not_utf8, rows, units
 from tests.pipelines.sql.shop import shop
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,13 +20,23 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.pipelines.formats.parquet import MAX_UNPACKED
+from dpstream.pipelines.project.sections import Via
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
 from dpstream.pipelines.tables import registration
-from dpstream.pipelines.tables.catalog import Catalog
+from dpstream.pipelines.tables.catalog import (
+    MAX_COLUMNS,
+    Catalog,
+    Table,
+    canonical,
+    file_columns,
+    kind_of,
+    sql_type,
+)
 from dpstream.pipelines.tables.registration import (
     check_files,
     check_keys,
@@ -34,11 +45,22 @@ from dpstream.pipelines.tables.registration import (
 )
 from dpstream.state.sqlite.database import sqlite3
 from tests import accounts, projects
-from tests.golden.pinned import refusal
+from tests.golden.pinned import check, of_refusals, refusal
 from tests.pipelines.formats.test_parquet import plain_bomb, small_bomb
-from tests.pipelines.sql.asking import FRESH, KEY, charges, data_set, dp, visits
-from tests.pipelines.sql.reading import PACKED, catalog, not_utf8
-from tests.pipelines.sql.shop import shop
+from tests.pipelines.sql.asking import (
+    FRESH,
+    KEY,
+    PACKED,
+    catalog,
+    charges,
+    data_set,
+    dp,
+    not_utf8,
+    visits,
+)
+from tests.pipelines.sql.shop import SHOP, shop
+from tests.structs import changed as changed_field
+from tests.structs import leaves
 
 _GOOD = [b'u1,"a""b"', b'u2,""', b'"u3","a,b"\r', b'u4,""""', b"u5,\xc3\xa9", b"", b"u6,"]
 _BAD = {
@@ -61,9 +83,9 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def malformed(folder: Path, path: str) -> str:
     declared = catalog(folder, path)
-    for check in (lambda: check_files(declared.tables["t"]), lambda: register(declared)):
+    for call in (lambda: check_files(declared.tables["t"]), lambda: register(declared)):
         with pytest.raises(RunError, match="has a malformed file") as refused:
-            check()
+            call()
         assert "secret" not in str(refused.value) and "u7" not in str(refused.value)
     return str(refused.value)
 
@@ -116,7 +138,7 @@ _PEAK = """
 import re, sys
 from pathlib import Path
 from dpstream.pipelines.tables.registration import check_files
-from tests.pipelines.sql.reading import catalog
+from tests.pipelines.sql.asking import catalog
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
 tables = catalog(Path(sys.argv[1]), "t.parquet", {"user": "STRING", "a": "STRING"})
 before = peak()
@@ -389,14 +411,14 @@ def test_of_two_checks_at_once_neither_loses_the_other_s_note(
 
     monkeypatch.setattr(registration, "_read", read)
     notes = tmp_path / "ledger.db.keys"
-    checks = [
+    changes = [
         threading.Thread(target=registration._change_notes, args=(notes, set(), [letter * 32]))
         for letter in "ab"
     ]
-    for check in checks:
-        check.start()
-    for check in checks:
-        check.join()
+    for change in changes:
+        change.start()
+    for change in changes:
+        change.join()
     assert sorted(real(notes)) == ["a" * 32, "b" * 32]
 
 
@@ -419,3 +441,154 @@ def test_keys_of_the_shop() -> None:
     with pytest.raises(PolicyError) as error:
         check_keys(shop(), reader({"users": [*users, {"UID": 77123, "age": 1}] * 2}))
     assert error.value.field == "table users" and "77123" not in str(error.value)
+
+
+# Catalogs: places, columns, types and owners of tables, and their digest.
+
+
+def changed(**account: Any) -> Catalog:
+    data_set = SHOP["data_set"]["shop"]
+    sections = {"shop": {**data_set, "account": {**data_set["account"], **account}}}
+    return elsewhere({**SHOP, "data_set": sections})
+
+
+def elsewhere(sections: dict[str, Any]) -> Catalog:
+    return catalog_of(projects.of_sections(Path("/elsewhere"), sections))
+
+
+def test_a_path_adds_the_unit_s_column() -> None:
+    catalog = shop()
+    assert catalog.schema["orders"] == catalog.tables["orders"].columns | {"uid": "INT64"}
+    assert catalog.schema["users"] == catalog.tables["users"].columns
+    assert catalog.types["items"]["uid"] == exp.DType.BIGINT
+    assert catalog.types["visits"]["at"] == exp.DType.TIMESTAMPTZ
+    assert catalog.declared_keys == [("orders", ("order_id",)), ("users", ("uid",))]
+
+
+def test_a_digest_is_of_tables_and_not_of_their_place() -> None:
+    one, there = shop(), elsewhere(SHOP)
+    assert one.digest(SHOP["table"]) == there.digest(SHOP["table"]) and one.tables != there.tables
+    more = {"n": "BOOL"}
+    tables = {k: {**t, "columns": t["columns"] | more} for k, t in SHOP["table"].items()}
+    other = elsewhere({**SHOP, "table": tables})
+    assert all(other.digest([name]) != one.digest([name]) for name in tables)
+    assert one.digest(["users"]) != one.digest(["users", "visits"]) != one.digest(["visits"])
+
+
+@pytest.mark.parametrize(
+    ("path", "beside", "notebook"),
+    [("books/ledger.db", "/elsewhere/books", "/elsewhere/books/ledger.db.keys"),
+     ("spanner://project/instance/database", "/elsewhere", "/elsewhere/database.keys")],
+    ids=["file", "database"],
+)  # fmt: skip
+def test_notes_lie_beside_the_ledger(path: str, beside: str, notebook: str) -> None:
+    catalog = changed(path=path)
+    assert (str(catalog.beside), str(catalog.notebook)) == (beside, notebook)
+
+
+FULL = Table(
+    "orders", "postgresql", "postgresql://host/shop", {"order_id": "INT64", "day": "DATE"},
+    "uid", Via("users", (("customer_id", "uid"),)), "public.orders", ("uid", "owner"),
+)  # fmt: skip
+
+
+def test_the_canonical_form_of_a_table_has_frozen_names() -> None:
+    """Digests of catalogs and notes on keys are computed from this form: a renamed field keeps its
+    name here."""
+    assert canonical(FULL) == {
+        "name": "orders", "kind": "postgresql", "remote": "public.orders",
+        "columns": {"order_id": "INT64", "day": "DATE"}, "unit": "uid", "units": ["uid", "owner"],
+        "via": {"table": "users", "on": [["customer_id", "uid"]]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", leaves(FULL), ids=lambda path: ".".join(map(str, path)))
+def test_every_field_but_the_place_is_in_the_canonical_form(path: tuple[object, ...]) -> None:
+    same = canonical(changed_field(FULL, path)) == canonical(FULL)
+    assert same == (path == ("place",))
+
+
+HERE = Path("/data")
+
+
+@pytest.mark.parametrize(
+    ("path", "uri", "expected"),
+    [
+        ("a.parquet", None, ("parquet", "/data/a.parquet")),
+        ("a.CSV.gz", None, ("csv", "/data/a.CSV.gz")),
+        ("/x/*.ndjson.zst", None, ("jsonl", "/x/*.ndjson.zst")),
+        (None, "postgres://h/d", ("postgresql", "postgres://h/d")),
+        (None, "sqlite:///x.db", ("sqlite", "sqlite:////data/x.db")),
+        (None, "SQLite:x.db", ("sqlite", "sqlite:////data/x.db")),
+        (None, "sqlite:////x/y.db", ("sqlite", "sqlite:////x/y.db")),
+    ],
+)
+def test_kind_and_place(path: str | None, uri: str | None, expected: tuple[str, str]) -> None:
+    assert kind_of("table t", path, uri, HERE) == expected
+
+
+def test_declared_types_are_in_one_case() -> None:
+    assert file_columns("t", "csv", "", {"Uid": "int64"}) == {"uid": "INT64"}
+
+
+PLACES = [(None, None), ("a.csv", "sqlite:x"), ("a.xls", None), ("a\0.csv", None),
+          (None, "mysql://h/d")]  # fmt: skip
+COLUMNS: dict[str, dict[str, str] | None] = {
+    "none": None, "no columns": {}, "differ in case": {"a": "INT64", "A": "INT64"},
+    "a.b": {"a.b": "INT64"}, "JSON": {"a": "JSON"}, "a:b": {"a:b": "STRING"},
+    "empty": {"": "INT64"},
+    "a space first": {" a": "INT64"}, 'a"b': {'a"b': "INT64"}, "a`b": {"a`b": "INT64"},
+    "the program's": {"Row Number": "INT64"}, "upper case": {"Ärzte": "INT64"},
+    "too many": {f"c{n}": "BOOL" for n in range(MAX_COLUMNS + 1)},
+}  # fmt: skip
+
+
+def test_places_and_columns_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    calls: dict[str, Callable[[], object]] = {
+        f"{path!r} {uri!r}": partial(kind_of, "table.t", path, uri, HERE) for path, uri in PLACES
+    }
+    for name, declared in COLUMNS.items():
+        calls[name] = partial(file_columns, "table.t", "csv", "", declared)
+    for file in ("a.parquet", "none.parquet"):
+        calls[file] = partial(file_columns, "table.t", "parquet", f"{tmp_path / file}", None)
+    check(Path(__file__).with_name("columns.txt"), of_refusals(calls))
+
+
+def test_parquet_says_its_own_types(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {
+        "n": pa.array([1]),
+        "list": pa.array([[1]]),
+        "s": pa.array(["x"]).dictionary_encode(),
+        "Bike Type": pa.array(["x"]),
+        "cost €": pa.array([1]),
+        "bike.type": pa.array(["x"]),  # no statement can write these four
+        "Ärzte": pa.array([1]),
+        "Id": pa.array([1]),
+        "id": pa.array([1]),
+    }
+    pq.write_table(pa.table(columns), path)
+    assert file_columns("t", "parquet", str(path), None) == {
+        "n": "INT64", "s": "STRING", "bike type": "STRING", "cost €": "INT64",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.int8(), "INT64"),
+        (pa.uint64(), "NUMERIC"),
+        (pa.float32(), "FLOAT64"),
+        (pa.bool_(), "BOOL"),
+        (pa.large_string(), "STRING"),
+        (pa.binary(), "BYTES"),
+        (pa.date32(), "DATE"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMP"),
+        (pa.timestamp("us"), "DATETIME"),
+        (pa.decimal128(9, 2), "NUMERIC"),
+        (pa.struct([]), None),
+    ],
+)
+def test_types_of_arrow(kind: pa.DataType, name: str | None) -> None:
+    assert sql_type(kind) == name

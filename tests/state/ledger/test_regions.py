@@ -41,7 +41,7 @@ from tests import accounts, emulator
 from tests.accounting.regions.spaces import amounts_of, members, some_boxes
 from tests.accounting.regions.test_spent import inward
 from tests.golden.refusals import Refused
-from tests.pipelines.session.people import PEOPLE, box
+from tests.pipelines.session.tables import PEOPLE, box
 from tests.state.ledger import region_conformance as suite
 from tests.state.ledger.conformance import in_a_fork
 from tests.state.ledger.region_conformance import (

@@ -62,7 +62,8 @@ from dpstream.state.spanner.schema import (
 from dpstream.state.store import Admitted, PerKey
 from tests import emulator
 from tests.golden.refusals import Refused
-from tests.state.conformance import IDENTITY, ids
+from tests.state.conformance import IDENTITY, StoreConformance, ids
+from tests.state.life_conformance import RetentionConformance
 from tests.state.spanner.bench import SpannerBench
 
 
@@ -262,3 +263,14 @@ def test_digests_are_kept_where_ids_name_records(per_key: bool) -> None:
         and admitted_records.digest.tolist() == digest[::-1].tolist()
     )
     assert (admitted_records.per_key is not None) == per_key
+
+
+# The Spanner store on the official emulator: conformance, and what is its own.
+
+
+class TestSpannerStore(StoreConformance):
+    """The suite every store passes."""
+
+
+class TestSpannerRetention(RetentionConformance):
+    """The suite of every store's own life."""

@@ -77,8 +77,7 @@ from tests.state.conformance import (
     named,
     take_step,
 )
-from tests.state.sqlite.bench import SqliteBench
-from tests.state.sqlite.resharded import resharded
+from tests.state.sqlite.bench import SqliteBench, resharded
 from tests.streams import KEYS, make_plan
 
 

@@ -42,7 +42,7 @@ from dpstream.state.retention_store import RetentionStore
 from tests.golden.refusals import Refused
 from tests.kafka_broker import Broker, running
 from tests.pipelines.cli.test_unbounded_cli import job_file, lived
-from tests.pipelines.kafka_sinks import (
+from tests.pipelines.kafka_jobs import (
     broker,
     contents,
     fresh,

@@ -46,12 +46,12 @@ from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.stream.begin import begin
 from tests.golden import refusals
 from tests.kafka_broker import Broker, running
-from tests.pipelines.kafka_jobs import kafka_job
-from tests.pipelines.kafka_sinks import (
+from tests.pipelines.kafka_jobs import (
     broker,
     contents,
     fresh,
     gone,
+    kafka_job,
     made,
     table,
     topic_of,
