@@ -115,14 +115,14 @@ def dropped_before(timeline: Timeline, trigger_time: Int64) -> Int64:
 
 
 def expire(
-    store: Store, timeline: Timeline, least: int = 1, remembered_for: int | None = None
+    store: Store, timeline: Timeline, least_settled: int = 1, remembered_for: int | None = None
 ) -> int:
     """Drop positions, counters of closed periods, and selections that are no longer remembered, as
     far as nothing can ask for them any more.
 
     Args:
-        least: leave a shard alone unless this many trigger times have become settled since the last
-            time, so that the work of rewriting it is shared by many trigger times.
+        least_settled: leave a shard alone unless this many trigger times have become settled since
+            the last time, so that the work of rewriting it is shared by many trigger times.
         remembered_for: trigger times that a selection is remembered for; ``None``: for ever, or
             none is.
 
@@ -138,7 +138,7 @@ def expire(
         progress = store.unit_progress(shard)
         # Never before the shard itself is past the last trigger of these windows.
         behind = progress.decided < last and windows > store.retained_windows.first
-        if trigger_time - progress.forgotten >= least and not behind:
+        if trigger_time - progress.forgotten >= least_settled and not behind:
             with store.at_work("bound", shard):  # not while a decision uses the counters
                 store.forget_positions(shard, trigger_time)
             changed += 1

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64, Ids, Int64
-from dpstream.accounting.errors import InvariantError, instance, required
+from dpstream.accounting.errors import instance, required
 from dpstream.accounting.query.calibration import PartNoise, half_width
 from dpstream.accounting.query.parts import cells_of, middle_of, tree_of
 from dpstream.accounting.regions.amounts import MICRO
@@ -39,7 +39,7 @@ from dpstream.accounting.regions.space import (
     Space,
     Timestamp,
 )
-from dpstream.accounting.sessions.aggregates import PARTS, Axis, Cells, Question, canonical
+from dpstream.accounting.sessions.aggregates import PARTS, Axis, Cells, Line, Question, canonical
 from dpstream.accounting.sessions.calibration import Measure, Measures, calibrated, expected
 from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import numbered
@@ -122,17 +122,15 @@ def _drawn(noise: Noise, part: PartNoise, items: Ids, shape: Sequence[int]) -> I
 
 def _exact(measure: Measure, totals: Totals, at: Int64) -> list[Int64]:
     """The exact sums of some cells; private."""
-    aggregate = measure.aggregate
-    if aggregate.what == "count":
+    aggregate, line = measure.aggregate, measure.line
+    if line is None:
         return [totals.records[at]]
     if aggregate.what == "quantiles":
         leaves = totals.leaves[aggregate.column][at]
         return [np.asarray(leaves @ tree_of(cells_of(measure.column)).matrix.T, np.int64)]
-    if measure.line is None:
-        raise InvariantError("measure.line is not None")
     records, total = (part[at] for part in totals.columns[aggregate.column])
     if aggregate.what == "sum":
-        return [measure.line.first * records + measure.line.by * total]
+        return [line.first * records + line.by * total]
     return [total - middle_of(measure.column) * records, records]
 
 
@@ -212,27 +210,26 @@ def estimated(measures: Measures, sums: tuple[Int64, ...]) -> Estimate:
 
 
 def _estimate(measure: Measure, noisy: list[Int64]) -> Estimate:
-    column, noises = measure.column, list(measure.noises)
+    column, noises, line = measure.column, list(measure.noises), measure.line
     width = half_width(noises[0].law)
-    if measure.line is None:
+    if line is None:
         return direct(column, noises[0], noisy[0])
     if measure.aggregate.what == "sum":
-        return Estimate(
-            *(_times(x, measure.line.unit) for x in direct(column, noises[0], noisy[0]))
-        )
+        return Estimate(*(_times(x, line.unit) for x in direct(column, noises[0], noisy[0])))
     if measure.aggregate.what == "average":
-        return _in_values(measure, mean(column, noises, noisy, width))
+        return _in_values(line, measure.bounds, mean(column, noises, noisy, width))
     tree, parts = tree_of(cells_of(column)), list[Estimate]()
     for begin in range(0, len(noisy[0]), _AT_ONCE):
         prefixes = noisy[0][begin : begin + _AT_ONCE] @ tree.prefixes.T
         parts.append(read_off(column, prefixes, noises[0].sd, width))
-    return _in_values(measure, Estimate(*map(np.concatenate, zip(*parts, strict=True))))
+    return _in_values(
+        line, measure.bounds, Estimate(*map(np.concatenate, zip(*parts, strict=True)))
+    )
 
 
-def _in_values(measure: Measure, estimate: Estimate) -> Estimate:
+def _in_values(line: Line, bounds: tuple[int, int], estimate: Estimate) -> Estimate:
     """An estimate of coordinates, in the values of the column and within its range."""
-    line, (low, high) = measure.line, measure.bounds
-    line = required(line, "line is there")
+    low, high = bounds
 
     def value(at: Float64) -> Float64:
         return _times(line.first + line.by * np.clip(at, low, high - 1), line.unit)

@@ -176,7 +176,7 @@ def test_complete_windows_are_noted_once_they_are_many(
 def test_expiry_waits_until_it_is_worth_the_work(live: SqliteStore) -> None:
     assert expire(live, LINE) == 0
     run(live, range(2), decide=True)
-    assert expire(live, LINE, least=5) == 0
+    assert expire(live, LINE, least_settled=5) == 0
     assert expire(live, LINE) == SHARDS and live.unit_progress(0).forgotten == 4
     assert expire(live, LINE) == 0, "nothing more has become settled"
 
