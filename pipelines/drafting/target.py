@@ -374,7 +374,9 @@ def taken_account(folder: Path, account: str, unit: Field) -> tuple[str, Created
     Raises:
         UsageError: it is of another type of unit; DpstreamError: it is none, or cannot be read.
     """
-    path, created = account_at(account)
+    path = place_below(Path().absolute(), account)
+    with contextlib.closing(open_path(path)) as ledger:
+        created = ledger.history().created
     if created.limit is None:
         raise UsageError(
             "--account",
@@ -411,17 +413,6 @@ def free_account(folder: Path, data_set: str) -> str:
     stems = (f"{data_set}{number}" for number in ("", *range(2, 10_000)))
     names = (f"{stem}.account.db" for stem in stems)
     return next(name for name in names if not (folder / name).exists())
-
-
-def account_at(account: str) -> tuple[str, Created]:
-    """Return the path of an account that a flag names, and its data set.
-
-    Raises:
-        DpstreamError: it is none, or cannot be read.
-    """
-    path = place_below(Path().absolute(), account)
-    with contextlib.closing(open_path(path)) as ledger:
-        return path, ledger.history().created
 
 
 class Choice(NamedTuple):

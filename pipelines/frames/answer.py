@@ -102,15 +102,13 @@ class PrivateTable:
         """
         require("pandas", "to_pandas")
         names = self.table.column_names
-        days = {name: python_values(self.table[name]) for name in names if self._has_days(name)}
+        dated = [field.name for field in self.table.schema if pa.types.is_date(field.type)]
+        days = {name: python_values(self.table[name]) for name in dated}
         texts = {name: v for name, v in days.items() if any(isinstance(day, str) for day in v)}
         frame = self.table.drop_columns(list(texts)).to_pandas(**options)
         for name, values in texts.items():
             frame.insert(names.index(name), name, values)
         return frame
-
-    def _has_days(self, name: str) -> bool:
-        return bool(pa.types.is_date(self.table.schema.field(name).type))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return the table as a capsule of Arrow's C stream interface."""

@@ -206,5 +206,4 @@ def account_warnings(job: Job) -> list[str]:
         account = read_history(job.ledger)
     except DpstreamError:
         return []
-    weak = [] if account.limit is None else limit_weaknesses(account.limit)
-    return weak
+    return [] if account.limit is None else limit_weaknesses(account.limit)

@@ -283,15 +283,11 @@ def backup(job: Job, out: Path, progress: Progress | None = None) -> str:
 
     Raises: see `state.transfer.backup`, and `open_job_store`.
     """
-    _keep_out_of_sink(job, out)
-    open_job_store(job)
-    return transfer.backup(job.state.store or "", job.plan, out, progress).run_id
-
-
-def _keep_out_of_sink(job: Job, out: Path) -> None:
     folder = job.sink.folder
     if folder is not None and folder.resolve() in out.resolve().parents:
         raise PolicyError("backup", "lies in the folder of the releases", "keep it elsewhere")
+    open_job_store(job)
+    return transfer.backup(job.state.store or "", job.plan, out, progress).run_id
 
 
 def restore(

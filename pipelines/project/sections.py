@@ -124,11 +124,9 @@ class AnalystQuota(Section, frozen=True):
     rho: float | None = None
 
 
-class QuotaSection(Section, frozen=True):
+class QuotaSection(AnalystQuota, frozen=True):
     """``[table.NAME.quota]``: the quota of every analyst without a section of their own."""
 
-    epsilon: float | None = None
-    rho: float | None = None
     analyst: dict[str, AnalystQuota] = {}
 
 

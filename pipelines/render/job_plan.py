@@ -89,7 +89,12 @@ def details_text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
         f"{s['scale'] or s['sigma']:<15.6g}  {s['col2']}"
         for s in figures["streams"]
     ]
-    lines += ["", *_triggers(figures), "", *_errors(figures)]
+    lines += ["", *_triggers(figures), ""]
+    lines.append("Column            expected error of a release (sd): mean over triggers, final")
+    lines += [
+        f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}".rstrip()
+        for c in figures["columns"]
+    ]
     lines += _selection(figures, plan.design.by_size) + _periods(plan, figures) + _tuning(figures)
     lines += each("Warning", figures["warnings"])
     return page([*lines, *each("Assumed", figures["assumptions"])])
@@ -347,14 +352,6 @@ def _triggers(figures: dict[str, Any]) -> list[str]:
     lines = ["Trigger   " + "".join(f"{head:<18}" for head in heads)]
     lines += [f"{t:<10}" + "".join(f"{figure:<18.6g}" for figure in row) for t, row in rows]
     return [line.rstrip() for line in lines]
-
-
-def _errors(figures: dict[str, Any]) -> list[str]:
-    head = "Column            expected error of a release (sd): mean over triggers, final"
-    return [head] + [
-        f"{c['name']:<16}  {c['sd_mean']:.6g}, {c['sd_final']:.6g} {c['note']}".rstrip()
-        for c in figures["columns"]
-    ]
 
 
 def _selection(figures: dict[str, Any], by_size: bool) -> list[str]:

@@ -131,11 +131,6 @@ def newest(plan: Plan, releases: Sequence[ReleaseFile]) -> Iterator[pa.Table]:
             return
 
 
-def newest_rows(plan: Plan, releases: Sequence[ReleaseFile]) -> pa.Table:
-    """Return all of ``newest`` as one table, of no row where the window has none."""
-    return pa.concat_tables([value_schema(plan).empty_table(), *newest(plan, releases)])
-
-
 def floats(column: pa.ChunkedArray) -> Float64:
     """Return a column of numbers; null is NaN."""
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)

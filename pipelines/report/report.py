@@ -38,8 +38,9 @@ from dpstream.pipelines.report.data import (
     collect,
     floats,
     inventory,
+    newest,
     newest_of_each,
-    newest_rows,
+    value_schema,
 )
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.state.durable import PRIVATE, PUBLIC
@@ -82,9 +83,10 @@ def by_size(job: Job, pattern: Path, inventory: Inventory, findings: Findings) -
     windows, parts = totals["window"].to_numpy(), []
     for window, group in inventory.by_window():
         begin, end = np.searchsorted(windows, (window, window + 1))
-        newest = newest_rows(job.plan, group)
+        none = value_schema(job.plan).empty_table()  # where the window has no release
+        rows = pa.concat_tables([none, *newest(job.plan, group)])
         mine = totals.slice(begin, end - begin).drop_columns(["window"])
-        parts.append(_distances(job.plan, mine, newest))
+        parts.append(_distances(job.plan, mine, rows))
     return decades_of(job.plan, pa.concat_tables(parts)) if parts else []
 
 

@@ -207,7 +207,7 @@ def render(report: Report, live: str = "") -> str:
 def context(report: Report) -> dict[str, Any]:
     """Return the parameters of the template."""
     plan, timeline = report.job.plan, report.job.plan.timeline
-    findings = report.findings
+    findings, every = report.findings, report.findings.all_keys
     drawn_window = findings.drawn_window
     drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
     columns = [_column(report, a) for a in drawn]
@@ -220,7 +220,7 @@ def context(report: Report) -> dict[str, Any]:
         "present": len(report.inventory.releases),
         "expected": report.expected,
         "released": [
-            ("keys released", keys_text(report)),
+            ("keys released", f"{'' if every.exact else 'at least '}{every.distinct:,}"),
             (
                 "windows with a key",
                 f"{human(int((findings.keys > 0).sum()))} of {human(len(findings.windows))}",
@@ -282,12 +282,6 @@ def bought(figures: dict[str, Any]) -> list[tuple[str, str]]:
     if figures["selection"]:
         facts.append(("delta for thresholds", human_up(split["delta_thresholds"])))
     return facts
-
-
-def keys_text(report: Report) -> str:
-    """Return the number of released keys as text."""
-    keys = report.findings.all_keys
-    return f"{'' if keys.exact else 'at least '}{keys.distinct:,}"
 
 
 def _window_count(report: Report) -> int:

@@ -17,7 +17,6 @@ window over future arrivals would pay for records that do not exist yet.
 """
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -323,11 +322,6 @@ def _read_and_drawn(
         source,
         run_id,
     )
-
-
-def nonce() -> str:
-    """Return a random text that distinguishes a request from all others."""
-    return secrets.token_hex(16)
 
 
 #: Characters of a tick's name.

@@ -13,6 +13,7 @@ A question is charged in the account before a record is read, and its answer is 
 is shown.
 """
 
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -361,7 +362,9 @@ class Subspace(Asker):
         order = Order(
             kind, amount, open_table.analyst, self.selection.boxes, False, tuple(cover), True
         )
-        question = AllotmentQuestion(open_table, order, self.selection, name or asking.nonce())
+        question = AllotmentQuestion(
+            open_table, order, self.selection, name or secrets.token_hex(16)
+        )
         made = asking.committed(open_table, question)
         read = next(
             charge.read for run_id, charge in open_table.account.history() if run_id == made.run_id

@@ -192,7 +192,7 @@ def check(words: list[str]) -> None:
     if words[0] == "dpstream":
         command, rest = leaf(words[1:])
         assert not isinstance(command, click.Group), words
-        command.make_context("dpstream", list(rest))
+        command.make_context("dpstream", list(rest), help_option_names=["-h", "--help"])
     elif words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(targets), words
