@@ -222,7 +222,7 @@ def same_noise(past: Past) -> bool:
     first = _answer(ended)
     for seed in range(50):
         after_power(before, made, "entries", folder, seed)
-        past.done(folder, "session", "change", "small.toml", "more.csv")
+        past.done(folder, "session", "add", "small.toml", "more.csv")
         second = _answer(past.done(folder, *words)[0])
         if second != first:
             break
