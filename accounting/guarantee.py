@@ -29,7 +29,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dpstream.accounting import limits
 from dpstream.accounting.aggregates import Prefix, Prefixes, kind_of, with_derived
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.budget.allocation import (
@@ -469,8 +468,6 @@ def _fixed(plan: Plan, budget: Budget, periods: int) -> tuple[float, float]:
 @functools.lru_cache(maxsize=16)
 def _other(plan: Plan, strategy: StrategyName) -> tuple[Plan, Budget] | None:
     """(plan, budget) with another strategy; ``None`` where the plan cannot have it."""
-    if plan.design.triggers > limits.MAX_GEOMETRIC_TRIGGERS and strategy == "geometric":
-        return None
     other = with_privacy(plan, strategy=strategy, optimise="period")
     try:
         return other, allocate(other)

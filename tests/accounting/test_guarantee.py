@@ -25,6 +25,7 @@ from dpstream.accounting.guarantee import (
     losses_of,
     promises,
 )
+from dpstream.accounting.limits import MAX_GEOMETRIC_TRIGGERS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import several_mu, together
 from dpstream.accounting.strength import STATED_DELTA
@@ -459,3 +460,9 @@ def test_budgets_that_guarantee_nothing_are_of_one_family_and_period() -> None:
     [row] = promises(months(), budget)
     assert row.chosen and row.periods == 1 and row.lifetime == (budget.epsilon, budget.delta)
     assert promise_lines(months(), budget) == []
+
+
+def test_a_window_too_long_for_geometric_noise_has_one_promise() -> None:
+    plan = build(MAX_GEOMETRIC_TRIGGERS + 1, public_keys="list")
+    [row] = promises(plan, allocate(plan))
+    assert (row.family, row.chosen) == ("gaussian", True)
