@@ -33,6 +33,7 @@ from dpstream.pipelines.launch.launcher import (
     main,
     options_of,
     parser,
+    without_runner,
 )
 from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 from dpstream.pipelines.stream.run import run_job
@@ -137,7 +138,9 @@ def test_flags_for_dataflow() -> None:
     assert options["sdk_container_image"] == IMAGE and options["project"] == "p"
     assert flags(all_flags, streaming=True) == all_flags, "nothing is given twice"
     assert "--sdk_location=container" not in flags(given[:3], streaming=True)
-    refuse_unknown([flag for flag in all_flags if not flag.startswith("--runner")], FLAGS)
+    here = without_runner(all_flags)
+    assert sorted([*here, "--runner=DataflowRunner"]) == sorted(all_flags)
+    refuse_unknown(here, FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,7 @@ def test_flags_for_dataflow() -> None:
         "--dataflow_service_options=streaming_mode_at_least_once",
         "--experiments=streaming_mode_at_least_once",
         "--runner=DirectRunner",
+        "--projct=p",
     ],
 )
 def test_flags_that_are_refused(tmp_path: Path, flag: str, refused: Refused) -> None:
