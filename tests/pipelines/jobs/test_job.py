@@ -131,6 +131,21 @@ def test_a_job_takes_the_family_with_the_smaller_error(
     assert plan.hash == load_job(write(tmp_path, named)).plan.hash
 
 
+@pytest.mark.parametrize(("kind", "mechanism", "weighted"), [
+    ("count", "", True),
+    ("count", 'weights = "uniform"', False),
+    # The published count of units is the selection, unless pairs on published keys are skipped.
+    ("units", "", False),
+    ("units", "skip = true", True),
+])  # fmt: skip
+def test_usual_weights_suit_the_selection(
+    tmp_path: Path, kind: str, mechanism: str, weighted: bool
+) -> None:
+    text = JOB.replace('mechanism.strategy = "tree"', f"mechanism = {{ {mechanism} }}")
+    text = text.replace('kind = "count"', f'kind = "{kind}"')
+    assert (load_job(write(tmp_path, text)).plan.privacy.weights is not None) is weighted
+
+
 #: A field, and the section or table that it stands in, by a line or a part of one before it.
 PLACES = {
     "data_set.flights": "[data_set.flights]\n",
