@@ -402,7 +402,12 @@ def test_parts_add_up_to_delta_and_are_raised_together() -> None:
         assert raised.left(total(raised))["delta"] == pytest.approx(3 * 0.4 * delta)
         for kind, size in before.left(total(before)).items():
             assert raised.left(total(raised))[kind] > size
-    for bad in ((1e-6, 6e-7, 5e-7, 3.0), (1e-6, -1e-9, 0.0, 3.0), (1e-6, 0.0, 0.0, 1.0)):
+    for bad in (
+        (1e-6, 6e-7, 5e-7, 3.0),
+        (1e-6, -1e-9, 0.0, 3.0),
+        (1e-6, 0.0, 0.0, 1.0),
+        (1e-6, 0.0, 0.0, math.inf),
+    ):
         with pytest.raises(ValueError, match="parts of delta"):
             DeltaParts(*bad)
 

@@ -400,6 +400,7 @@ def test_suppression_is_below_the_state_only() -> None:
     budgets = {"t1t2": dict.fromkeys(US_LEVELS, math.inf)}
     exact = describe(planned(persons(budgets=budgets, zero_suppression=0.9)))
     assert {row["label"]: row["suppressed_at"] for row in exact["levels"]}[COUNTY.label] == 0
+    assert exact["guarantee"].keys() == description["guarantee"].keys()
     assert (
         SUPPRESSED in description["notes"]
         and SUPPRESSED not in describe(planned(persons()))["notes"]
@@ -422,6 +423,8 @@ def test_accountings(changes: dict[str, Any], names: list[str], held: list[bool]
     rows = accountings(planned(persons(**changes)))
     assert [row["name"] for row in rows] == names
     assert [row["holds"] for row in rows] == held
+    epsilons = {row["name"]: row["epsilon"] for row in rows}
+    assert epsilons.get("renyi-integral", 0.0) < epsilons.get("renyi", math.inf)
     guarantee = describe(planned(persons(**changes)))["guarantee"]
     assert any(row["epsilon"] == guarantee["epsilon"] and row["holds"] for row in rows)
     lines = census_text(describe(planned(persons(**changes)))).splitlines()

@@ -119,6 +119,9 @@ def test_a_row_counts_once_for_each_column() -> None:
     out.delete_all("Keys", 1, 2)
     out.delete_between("Keys", (1, 2), (1, 9))
     assert (out.count, out.bytes) == (10, 45)
+    for _ in range(2):  # an epoch's row is written once: two columns of its key, and Reached
+        out.require(0, of_window(5))
+    assert (out.count, out.bytes) == (13, 45)
 
 
 def test_commits_have_marks_of_their_own() -> None:

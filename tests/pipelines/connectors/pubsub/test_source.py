@@ -460,7 +460,7 @@ def test_a_fault_and_a_hold_make_it_unknown_again() -> None:
 
 
 def test_when_messages_were_published() -> None:
-    at = SimpleNamespace(publish_time=SimpleNamespace(seconds=3, nanos=4_999))
-    assert publish_micros(at) == 3_000_004
+    at = SimpleNamespace(publish_time=SimpleNamespace(seconds=3, nanos=999_999_999))
+    assert publish_micros(at) == 3_999_999
     future = SimpleNamespace(publish_time=SimpleNamespace(seconds=1 << 40, nanos=0))
     assert oldest_micros([SimpleNamespace(message=future)]) == 0
