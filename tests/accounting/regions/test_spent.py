@@ -339,6 +339,16 @@ def test_a_cap_and_a_grid_only_over_charge_over_10000_queries() -> None:
     coarse_history(10_000, 15, 5)
 
 
+def test_a_full_state_keeps_three_quarters_of_its_regions() -> None:
+    """Joined regions over-charge, so no more of them are joined than a full state needs."""
+    rng, spent, counts = np.random.default_rng(6), untouched(wide(4, 50), "epsilon", 40), [1]
+    for _ in range(40):
+        boxes, amount = some_box(rng, wide(4, 50).sizes), int(rng.integers(1, 1_000))
+        spent = charge(spent, boxes, amount)
+        counts.append(len(spent.boxes))
+    assert counts[3] < 30 <= min(counts[4:]) and max(counts) <= 40  # the fourth charge fills it
+
+
 def test_joining_at_the_smaller_amount_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coarsening, "joined", np.minimum)
     with pytest.raises(AssertionError):
