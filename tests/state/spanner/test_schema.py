@@ -176,6 +176,9 @@ def test_an_epoch_of_dropped_windows_is_closed_for_good(bench: SpannerBench) -> 
     assert progress(bench) == {of_window(EPOCH_LENGTH), of_window(2 * EPOCH_LENGTH)}
     assert not open_fencing_epoch(database, 0, 0, of_window(0))
     assert open_fencing_epoch(database, 0, 0, of_window(EPOCH_LENGTH)), "its last one is not"
+    store.retained_windows = RetainedWindows(2 * EPOCH_LENGTH)
+    close_windows(database, 0, 2 * EPOCH_LENGTH)
+    assert not open_fencing_epoch(database, 0, 0, of_window(EPOCH_LENGTH)), "now it is"
 
 
 def test_an_epoch_before_that_of_the_last_decision_is_closed(bench: SpannerBench) -> None:
