@@ -4,13 +4,16 @@ Noise is recomputed from scratch; ``slow_weights`` are the weights of section 8,
 keeps plain sets and sums and publishes by the public calendar.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -18,6 +21,8 @@ import numpy as np
 from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms import step
+from dpstream.dp_transforms.batches import ids_of, numpy_view
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -31,6 +36,7 @@ from tests.dp_transforms.reference import (
     remembers,
     skips,
 )
+from tests.streams import key_name
 
 #: Weighted counts are whole numbers of 2^-8.
 LATTICE = 256
@@ -434,3 +440,71 @@ def _mean(
     own, counted = sd[a.name], offset * sd["count"]  # type: ignore[attr-defined]
     error = math.sqrt(own * own + counted * counted)
     return value, error / count * a.grid  # type: ignore[attr-defined]
+
+
+#: (window, key number) -> trigger at which it is selected.
+Path_ = dict[tuple[int, int], int]
+
+
+class Breach(Exception):
+    """A rule that was broken, by the flow or by a sabotaged variant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdmittedPair:
+    """An admitted pair as it reaches the key shards."""
+
+    unit: bytes
+    window: int
+    trigger: int
+    page: str
+    index: int
+
+
+#: Called around each aggregation, with the states and the rows that come.
+Around = Callable[[Any, list[AdmittedPair]], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def forced(
+    plan: Plan,
+    path: Path_,
+    rows: list[AdmittedPair],
+    around: Around = lambda *_: contextlib.nullcontext(),
+) -> Iterator[None]:
+    """Tests say what the path says; rows that are aggregated are kept."""
+    window_of: dict[int, int] = {}
+    honest, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
+
+    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
+        window_of[id(states)] = window
+        return honest(stepper, states, window, slots, trigger)
+
+    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
+        names = states.key_columns(slots).column("page").to_pylist()
+        window = window_of[id(states)]
+        chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
+        return np.array([name in chosen for name in names], np.bool_)
+
+    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
+        units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
+        columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
+        new = [
+            AdmittedPair(unit.tobytes(), window, trigger, page, int(i))
+            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
+        ]
+        rows.extend(new)
+        with around(states, new):
+            return aggregate(plan, states, batch, ids, weights)
+
+    def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
+        later = [t for t in plan.design.test_triggers.tolist() if t > trigger]
+        states.due[slots] = later[0] if later else np.iinfo(np.int32).max
+
+    with (
+        mock.patch.object(step.Stepper, "_chosen", remember),
+        mock.patch.object(step, "select", select),
+        mock.patch.object(step, "aggregate", keep),
+        mock.patch.object(step, "predict", predict),
+    ):
+        yield

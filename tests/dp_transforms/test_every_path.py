@@ -11,6 +11,7 @@ that reaches the key shards is kept: every pair, and what every state adds to it
 import bisect
 import contextlib
 import dataclasses
+import functools
 import itertools
 import tempfile
 from collections import defaultdict
@@ -25,25 +26,18 @@ import pytest
 
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import bounding, flow, skipping, step
-from dpstream.dp_transforms.batches import ids_of, numpy_view
+from dpstream.dp_transforms import bounding, flow, skipping
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
-from tests.dp_transforms.exhaustive import LATTICE, weights_of
+from tests.dp_transforms.exhaustive import LATTICE, AdmittedPair, Breach, Path_, forced, weights_of
 from tests.simulation.hooks import fast, memory_folder
 from tests.streams import COUNT, KEYS, START, STEP, UNITS, Stream, begin, key_name, make_plan
 
 SHARDS = 2
-#: (window, key number) -> trigger at which it is selected.
-Path_ = dict[tuple[int, int], int]
 #: A record: user, key, quarters of a trigger since the start of its event and of its stamp.
 Record = tuple[int, int, int, int]
-
-
-class Breach(Exception):
-    """A rule that was broken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +60,6 @@ class Case:
             yield {name: at for name, at in zip(self.names, choice, strict=True) if at}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """An admitted pair as it reaches the key shards."""
-
-    unit: bytes
-    window: int
-    trigger: int
-    page: str
-    index: int
-
-
 @dataclasses.dataclass
 class Seen:
     """What a run did on a path.
@@ -86,7 +69,7 @@ class Seen:
         2^-8; outputs: trigger time -> (window, page)s that are published then.
     """
 
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    rows: list[AdmittedPair] = dataclasses.field(default_factory=list)
     x: dict[tuple[int, str, int], int] = dataclasses.field(default_factory=dict)
     outputs: dict[int, set[tuple[int, str]]] = dataclasses.field(
         default_factory=lambda: defaultdict(set)
@@ -108,55 +91,20 @@ AHEAD: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
-def forced(plan: Plan, path: Path_, seen: Seen) -> Iterator[None]:
-    """Tests say what the path says; what is aggregated is kept."""
-    window_of: dict[int, int] = {}
-    honest, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
-    tests = plan.design.test_triggers.tolist()
-    AHEAD.update(path=path, counted=defaultdict(dict))
-
-    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
-        window_of[id(states)] = window
-        return honest(stepper, states, window, slots, trigger)
-
-    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
-        names = states.key_columns(slots).column("page").to_pylist()
-        window = window_of[id(states)]
-        chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
-        return np.array([name in chosen for name in names], np.bool_)
-
-    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
-        units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
-        columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
-        new = [
-            Row(unit.tobytes(), window, trigger, page, int(i))
-            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
-        ]
-        before = states.values[: states.size, -1].copy()
-        out = aggregate(plan, states, batch, ids, weights)
-        if new:
-            after = states.values[: states.size, -1].copy()
-            after[: len(before)] -= before
-            pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
-            for page, more in zip(pages, after.tolist(), strict=True):
-                if more:
-                    seen.x[new[0].window, page, new[0].trigger] = more
-            counted = AHEAD["counted"][new[0].window, new[0].trigger]
-            counted |= dict(zip(pages, states.units[: states.size].tolist(), strict=True))
-        seen.rows.extend(new)
-        return out
-
-    def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
-        later = [t for t in tests if t > trigger]
-        states.due[slots] = later[0] if later else np.iinfo(np.int32).max
-
-    with (
-        mock.patch.object(step.Stepper, "_chosen", remember),
-        mock.patch.object(step, "select", select),
-        mock.patch.object(step, "aggregate", keep),
-        mock.patch.object(step, "predict", predict),
-    ):
-        yield
+def noting(seen: Seen, states: Any, new: list[AdmittedPair]) -> Iterator[None]:
+    """Keep what a batch adds to each key's weighted count, and the units it has counted."""
+    before = states.values[: states.size, -1].copy()
+    yield
+    if not new:
+        return
+    after = states.values[: states.size, -1].copy()
+    after[: len(before)] -= before
+    pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
+    for page, more in zip(pages, after.tolist(), strict=True):
+        if more:
+            seen.x[new[0].window, page, new[0].trigger] = more
+    counted = AHEAD["counted"][new[0].window, new[0].trigger]
+    counted |= dict(zip(pages, states.units[: states.size].tolist(), strict=True))
 
 
 def run(plan: Plan, path: Path_, stream: Stream) -> Seen:
@@ -164,8 +112,9 @@ def run(plan: Plan, path: Path_, stream: Stream) -> Seen:
     seen = Seen()
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder, fast():
         begun = begin(plan, Path(folder) / "s.db", shards=SHARDS)
+        AHEAD.update(path=path, counted=defaultdict(dict))
         try:
-            with forced(plan, path, seen):
+            with forced(plan, path, seen.rows, functools.partial(noting, seen)):
                 releases, _ = flow.run_in_memory(begun, stream.batches(50))
         finally:
             stores.close_all()
@@ -185,7 +134,7 @@ def check(plan: Plan, seen: Seen) -> None:
     for time, published in sorted(seen.outputs.items()):
         for name in published:
             first.setdefault(name, time)
-    by_unit: dict[bytes, list[Row]] = defaultdict(list)
+    by_unit: dict[bytes, list[AdmittedPair]] = defaultdict(list)
     for row in seen.rows:
         by_unit[row.unit].append(row)
         published_before = (
@@ -211,7 +160,7 @@ def compare(plan: Plan, fewer: Seen, more: Seen) -> None:
             same = time  # what was added by then followed the outputs before it
             break
 
-    def early(rows: list[Row]) -> list[Row]:
+    def early(rows: list[AdmittedPair]) -> list[AdmittedPair]:
         return [row for row in rows if timeline.base(row.window) + row.trigger <= same]
 
     mine = {row.unit for row in more.rows} - {row.unit for row in fewer.rows}

@@ -6,7 +6,6 @@ count, rows without noise, a list of one shard, or of a test that is not over.
 """
 
 import contextlib
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -21,11 +20,12 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import flow, perturbation, step
-from dpstream.dp_transforms.batches import ids_of, numpy_view
+from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.published_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
 from dpstream.state.idtable import shard_of
-from tests.streams import START, STEP, Stream, as_rows, begin, by_name, key_name, make_plan
+from tests.dp_transforms.exhaustive import AdmittedPair, Breach, Path_, forced
+from tests.streams import START, STEP, Stream, as_rows, begin, by_name, make_plan
 
 SHARDS = 2
 WEIGHTS = SelectionWeights(1.0, 2.0)
@@ -41,69 +41,12 @@ SLIDING = make_plan(
 )  # fmt: skip
 
 
-#: (window, key number) -> trigger at which it is selected.
-Path_ = dict[tuple[int, int], int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """An admitted pair as it reaches the key shards."""
-
-    unit: bytes
-    window: int
-    trigger: int
-    page: str
-    index: int
-
-
-class Breach(Exception):
-    """What a sabotaged variant breaks."""
-
-
 def stream(rows: list[tuple[int, int, int]]) -> Stream:
     """(user, key, quarters of a trigger since the start) of each record; offsets by time."""
     user, key, at = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     time = START + at * STEP // 4
     zero = np.zeros(len(rows), np.int64)
     return Stream(user, key, time, time, zero.astype(float), zero, np.arange(len(rows)))
-
-
-@contextlib.contextmanager
-def forced(plan: Plan, path: Path_, rows: list[Row]) -> Iterator[None]:
-    """Tests say what the path says; what is aggregated is kept."""
-    window_of: dict[int, int] = {}
-    honest, aggregate = step.Stepper._chosen, vars(step)["aggregate"]
-
-    def remember(stepper: Any, states: Any, window: int, slots: Any, trigger: int) -> Any:
-        window_of[id(states)] = window
-        return honest(stepper, states, window, slots, trigger)
-
-    def select(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> Any:
-        names = states.key_columns(slots).column("page").to_pylist()
-        window = window_of[id(states)]
-        chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
-        return np.array([name in chosen for name in names], np.bool_)
-
-    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
-        units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
-        columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
-        rows.extend(
-            Row(unit.tobytes(), window, trigger, page, int(i))
-            for unit, i, window, trigger, page in zip(units, index, *columns, strict=True)
-        )
-        return aggregate(plan, states, batch, ids, weights)
-
-    def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
-        later = [t for t in plan.design.test_triggers.tolist() if t > trigger]
-        states.due[slots] = later[0] if later else np.iinfo(np.int32).max
-
-    with (
-        mock.patch.object(step.Stepper, "_chosen", remember),
-        mock.patch.object(step, "select", select),
-        mock.patch.object(step, "aggregate", keep),
-        mock.patch.object(step, "predict", predict),
-    ):
-        yield
 
 
 def paths(plan: Plan, keys: int) -> Iterator[Path_]:
@@ -118,7 +61,7 @@ class Outcome:
     """One run: admitted pairs, tested (window, key)s by trigger, released keys and bytes."""
 
     def __init__(self, plan: Plan, path: Path_, records: Stream, file: Path) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[AdmittedPair] = []
         self.selected: dict[tuple[int, str], list[int]] = defaultdict(list)
         run = begin(plan, file, shards=SHARDS)
         with forced(plan, path, self.rows), self._noting(plan):
@@ -168,7 +111,7 @@ def check(plan: Plan, outcome: Outcome) -> None:
         for t in range(1, plan.timeline.triggers + 1):
             if (page in outcome.names[window, t]) != (t >= first):
                 raise Breach("gaps: a key is not published although it was, or before")
-    by_unit: dict[bytes, list[Row]] = defaultdict(list)
+    by_unit: dict[bytes, list[AdmittedPair]] = defaultdict(list)
     for row in outcome.rows:
         by_unit[row.unit].append(row)
         tested = outcome.selected[row.window, row.page]
