@@ -280,6 +280,8 @@ def test_what_the_limit_does_not_allow_is_not_taken(folder: Path) -> None:
     assert of(folder, Budget(1.0, 1e-12, 1), room((8.0, 1e-6), spent)).taken == "gaussian"
     loose = Budget(1.0, 0.2, 1)
     assert of(folder, loose).taken == "gaussian"
+    # A first charge of the whole limit is accepted by its own guarantee.
+    assert of(folder, loose, room((1.0, 0.2))).taken == "gaussian"
     assert of(folder, loose, room((1.0, 1e-12))).taken == "geometric"
 
 

@@ -184,6 +184,8 @@ def tables(size: int, attributes: int, kind: str = "range", ways: int = 2) -> Wo
         (tables(10, 4, "identity"), "tables"),
         (tables(5, 3, "identity"), "cells"),
         (over([300, 300], ["identity"] * 2), "cells"),
+        (over([2048, 2048], ["identity"] * 2), "cells"),  # as many as may have noise
+        (over([8192, 2], ["identity"] * 2), "cells"),  # and of an attribute
     ],
 )  # fmt: skip
 def test_what_is_chosen_can_be_answered(workload: Workload, way: str) -> None:
