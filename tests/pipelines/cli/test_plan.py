@@ -66,7 +66,7 @@ def test_json_is_complete(make_job: Callable[..., Job]) -> None:
     report = json.loads(
         call("plan", "--project", make_job().path, "--json", "--units", "2000").output
     )
-    assert {"guarantee", "streams", "tau", "periods", "outlook"} <= set(report)
+    assert {"guarantee", "streams", "tau", "periods", "coverage", "outlook"} <= set(report)
     assert report["outlook"]["appears"]["units"] == 2000
     assert report["outlook"]["appears"]["expected_keys"] > 0
 
@@ -402,6 +402,8 @@ def test_the_office_of_the_demo_is_one(tmp_path: Path) -> None:
     assert call("census", "plan", "--faults", "--project", project).stdout == "No fault.\n"
     planned = call("census", "plan", "--project", project)
     assert planned.exit_code == 0 and "Can make" in planned.stdout
+    account = call("account", "show", project.parent / "persons.account.db", "--json")
+    assert printed(account.stdout)["limit"] == {"epsilon": 30.0, "delta": 1e-9}
     text = project.read_text()
     assert call("demo", "--data", "census", "--folder", project.parent).exit_code == 0
     assert project.read_text() == text
