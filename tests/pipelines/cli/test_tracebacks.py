@@ -82,6 +82,15 @@ def test_the_canary_is_in_the_log_only(
     assert not [p for p in others if CANARY.encode() in p.read_bytes()]
 
 
+def test_the_log_is_beside_an_account_that_a_path_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger(tmp_path, False)
+    monkeypatch.setattr("dpstream.pipelines.operate.account_view.view", fail)
+    assert call("account", "show", tmp_path / "l.db").exit_code == 4
+    assert CANARY in (tmp_path / NAME).read_text()
+
+
 def test_a_run_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
