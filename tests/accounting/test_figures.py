@@ -225,7 +225,9 @@ def test_each_has_its_reason() -> None:
 def test_all_are_positive_numbers() -> None:
     for name, value in vars(limits).items():
         if name.isupper():
-            assert isinstance(value, int | float) and 0 < value < math.inf, name
+            figures = value.values() if isinstance(value, dict) else (value,)
+            for figure in figures:
+                assert isinstance(figure, int | float) and 0 < figure < math.inf, name
 
 
 def test_sums_on_the_grid_fit_into_64_bits() -> None:
