@@ -14,6 +14,7 @@ from dpstream.pipelines.cli import main as module
 from dpstream.pipelines.connectors.files import source as files_source
 from dpstream.pipelines.jobs import secret
 from dpstream.pipelines.operate import account_view, doctor, state_admin
+from dpstream.pipelines.render import job_plan
 from dpstream.pipelines.report import data as report_releases
 from dpstream.pipelines.report import report
 from dpstream.pipelines.report import view as report_view
@@ -25,6 +26,7 @@ from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.leaks import Logs, hits, leaked_files, make_job
 from tests.audit.test_leaks import ERRORS, Forced
+from tests.audit.test_leaks import PLACES as FORCED_PLACES
 
 JOB = ("--project", "{job}")
 REPORT = ("report", *JOB, "--out", "{out}/page.html")
@@ -35,7 +37,7 @@ CHOOSE = ("choose", *JOB, "--first", "12h", "--epsilon", "1", "--as", "chosen")
 
 #: A command, and the function that fails in it.
 PLACES: list[tuple[tuple[str, ...], Any, str]] = [
-    (("plan", *JOB), guarantee, "text"),
+    (("plan", *JOB), job_plan, "summary_text"),
     (("plan", *JOB), guarantee, "describe"),
     (REPORT, report, "inventory"),
     (REPORT, report, "collect"),
@@ -50,15 +52,15 @@ PLACES: list[tuple[tuple[str, ...], Any, str]] = [
     (EXPORT, state_admin, "secret_source"),
     (CHOOSE, choose, "tally"),
     (CHOOSE, choose, "noisy"),
-    (CHOOSE, choose, "fingerprint_parts"),
+    (CHOOSE, choose, "pieces"),
     (CHOOSE, choose, "read_off"),
-    (CHOOSE, AnswerLog, "answered"),
+    (CHOOSE, AnswerLog, "find"),
     (("run", *JOB), files_source, "fingerprint_parts"),
     (("run", *JOB), beginning, "begin_run"),
     (("run", *JOB), Ledger, "charge_within"),
     (("run", *JOB), beginning, "check_sink"),
     (("run", *JOB), beginning, "write_manifest"),
-    (("account", "show", *JOB), account_view, "read_ledger"),
+    (("account", "show", *JOB), account_view, "read_history"),
     (("secret", "new", "{out}/noise.secret"), secret, "new_secret"),
     (("doctor",), doctor, "examine"),
 ]
@@ -79,6 +81,12 @@ def command(folder: Path, arguments: tuple[str, ...], *more: str) -> Any:
     places = {"job": folder / "job", "out": folder / "out"}
     (folder / "out").mkdir(exist_ok=True)
     return CliRunner().invoke(module.cli, [*(a.format(**places) for a in arguments), *more])
+
+
+def test_all_places_are_there() -> None:
+    """Those of the tests of failures too, which mostly run at night."""
+    owners = [(owner, name) for _, owner, name in PLACES] + FORCED_PLACES
+    assert [name for owner, name in owners if not hasattr(owner, name)] == []
 
 
 @pytest.mark.parametrize("number", range(len(PLACES)))

@@ -68,7 +68,7 @@ ERRORS: list[Callable[[], BaseException]] = [
 
 #: Where a failure is forced: every stage of the flow, its libraries, the store and the sink.
 PLACES: list[tuple[Any, str]] = [
-    (sources, "read_piece"), (sources, "positioned"),
+    (sources, "read_piece"), (sources, "placed"),
     (Canonicaliser, "__call__"), (Canonicaliser, "_times"), (Canonicaliser, "_value"),
     (columns, "identity"), (columns, "measure"), (columns, "instant"), (records, "typed_ids"),
     (records.CanonicaliserFactory, "__call__"), (flow.BoundCallback, "__call__"),
