@@ -24,7 +24,7 @@ from tests.streams import STEP, Stream, generate, positioned, public_table
 
 KEYS, USERS = 12, 40
 #: Plans that a third of the worlds get, in place of one of the others.
-LATER = ("two_per_key", "three_per_key", "one_per_key", "derived")
+LATER = ("two_per_key", "three_per_key", "one_per_key", "derived", "kinds")
 #: Public keys, some of them without data; records of the others are dead letters.
 PUBLIC = range(0, KEYS + 3, 2)
 
