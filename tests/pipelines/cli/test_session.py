@@ -214,9 +214,9 @@ def test_five_data_sets_in_turn_over_one_folder(tmp_path: Path) -> None:
         assert not (tmp_path / f"{name}.db").exists()  # and no account was made for it
         # An account that somebody made in another place, with a file that names it.
         accounts.write(file, file.read_text(), f"{number:016x}")
-        for words in (("ask", *table, *ASK), ("plan", *table, *ASK), ("budget", *table),
+        for words in (("ask", *table, *ASK), ("ask", *table, *ASK, "--dry-run"), ("budget", *table),
                       ("allot", *table, "all", *ASK[1:]),
-                      ("add", *table, str(tmp_path / "small.csv"))):  # fmt: skip
+                      ("change", *table, str(tmp_path / "small.csv"))):  # fmt: skip
             assert told_refusal(*words)["field"] == "table.coordinates"
         assert accounts.charges(tmp_path / f"{name}.db") == []
     file.write_text(text)
@@ -426,7 +426,7 @@ def test_the_first_question_and_what_a_refusal_names(tmp_path: Path) -> None:
     result = called("ask", *table, "--epsilon", "0.5", "--json")
     fix = printed(result.stderr)["fix"]
     [where] = re.findall(r'--where "([^"]+)"', fix)
-    result = called("plan", *table, "--epsilon", "0.5", "--json")
+    result = called("ask", *table, "--epsilon", "0.5", "--dry-run", "--json")
     planned = printed(result.stdout)
     assert result.exit_code == 3 and not planned["acceptance"]["accepted"]
     assert not planned["accepted"] and planned["enough"] == where and "--drop" in fix
