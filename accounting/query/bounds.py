@@ -369,7 +369,11 @@ def _with_beyond(edges: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settled:
-    """Return bounds from the noisy nodes of each histogram, and their cuts: post-processing."""
+    """Return bounds from the noisy nodes of each histogram, and their cuts: post-processing.
+
+    Where too few units have a value to choose by, a count has its public default bound, the rows
+    of a unit that count; any other column is NULL.
+    """
     least = TAIL if plan.grouped else 0.0
     means = {column.rows_histogram for column in plan.columns if column.kind == "mean"}
     widened = _Widened.of(plan, design)
@@ -387,7 +391,7 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             estimates[each.name] = each, estimate
     columns, nulls, cuts = [], set[str](), dict[str, Cut]()
     for column in plan.columns:
-        if column.automatic and column.name not in chosen:
+        if column.automatic and column.name not in chosen and column.kind != "count":
             nulls.add(column.name)
         made = _with_bounds(column, chosen)
         columns.append(made)
@@ -469,7 +473,8 @@ def _with_bounds(column: QueryColumn, chosen: Mapping[str, tuple[int, int]]) -> 
     rows = chosen.get(column.rows_histogram, (0, column.rows))[1]
     low, high, grid = column.low, column.high, column.grid
     if column.automatic:
-        lo, hi = chosen.get(column.name, (0, 1))
+        default = (0, column.rows if column.kind == "count" else 1)
+        lo, hi = chosen.get(column.name, default)
         if lo >= hi:  # one edge: a range needs two
             lo, hi = min(lo, hi) - (column.kind != "count"), max(lo, hi)
         if column.kind == "count":

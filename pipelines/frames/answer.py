@@ -308,11 +308,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
 
 
 def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, bytes]) -> Settled:
-    """Return the plan with all bounds; the bounds that the question chooses come from histograms.
-
-    If too few units have rows to choose the rows of a unit privately, a count gets the public
-    default bound.
-    """
+    """Return the plan with all bounds; those that the question chooses come from histograms."""
     plan, design, bits = question.gridded
     if design is None:
         return Settled(plan, frozenset(), {})
@@ -325,11 +321,9 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
     if column is None:
         return settled
     [chosen] = settled.plan.columns
-    low, high, nulls = chosen.low, chosen.high, settled.nulls
-    if nulls and column.kind == "count":
-        low, high, nulls = 0.0, float(column.rows), frozenset()
+    low, high = chosen.low, chosen.high
     bounds = {} if low is None or high is None else {column.name: (low, high)}
-    return settled._replace(plan=regridded(settled.plan, bounds, bits), nulls=nulls)
+    return settled._replace(plan=regridded(settled.plan, bounds, bits))
 
 
 def _header(question: Question, charge: Charge, settled: Settled) -> Header:

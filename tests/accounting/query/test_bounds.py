@@ -279,6 +279,17 @@ def test_no_bin_that_passes_is_null() -> None:
     allocate_query(settlement.plan, design.reserved)
 
 
+def test_a_count_that_few_units_have_has_its_default_bound() -> None:
+    """It says about how many there are; a mean has no bounds that are public."""
+    plan = query(AUTO, COUNTED)
+    design = designed(plan)
+    settlement = settled(plan, design, exact(design, [7] * 5, [3] * 5))
+    assert settlement.nulls == {"a"}
+    count = settlement.plan.columns[1]
+    assert (count.low, count.high) == (0, COUNTED.rows)
+    allocate_query(settlement.plan, design.reserved)
+
+
 def test_one_value_still_makes_a_range() -> None:
     for value in (0, 64, -64, 1 << 40):
         plan = query(AUTO, COUNTED)
