@@ -99,6 +99,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         query: digest of the row-local query that rows go through before they are records, with
             the public tables it looks up; ``None``: there is none.
         cells: how the noise of public keys is mixed; ``None``: each has noise of its own.
+        reading: how the source's texts are read, as JSON; ``None``: as RFC 4180 and RFC 3339 have
+            them.
         remember: how long later windows know what a window has published: ``run``, micros, or
             ``never``; ``None``: see `accounting.plan.design`.
     """
@@ -116,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     mechanism_version: int = MECHANISM_VERSION
     query: str | None = None
     cells: Cells | None = None
+    reading: str | None = None
     remember: Literal["run", "never"] | int | None = None
 
     def once(self) -> "Plan":

@@ -5,7 +5,8 @@ becomes depends on that row alone: a bad neighbour in the batch never changes it
 Declared types decide (``table.unit_column.type``), not what happens to arrive:
 
 * ``string``: text, NFC-normalised (so NFC and NFD spellings are one key); NUL is allowed.
-* ``int``: whole numbers within int64; integral floats below 2^53 count, text of digits too.
+* ``int``: whole numbers within int64; integral floats below 2^53 count, text of digits too.  Of
+  units and record ids, which are only hashed, all 64 bits count: unsigned numbers too.
 * ``bool``: true/false, never 0/1.
 * ``bytes``: binary, or text as its UTF-8 bytes.
 * ``date``: dates; of those counted in milliseconds, whole days only.
@@ -29,16 +30,16 @@ from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.limits import MAX_KEY_BYTES
 from dpstream.state.numbers import arrow_numbers, constant, mask, mask_of, valid_of, values_of
 
-_INT_TEXT = r"^[+-]?[0-9]{1,19}$"
+_INT_TEXT = r"^[+-]?[0-9]{1,20}$"
 _FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"
 _TIME_TEXT = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
-    r"(Z|[+-][0-9]{2}:?[0-9]{2})?$"
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+    r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?$"
 )
 #: Digits that fit into an int64 whatever they are; the code of the first digit.
 _INT_DIGITS, _ZERO = 18, np.uint8(48)
-#: Characters of a time to the microsecond, with its zone Z.
-_MICROS_TEXT = 27
+#: Characters of a time to the microsecond, with its zone Z, and of a date.
+_MICROS_TEXT, _DATE_TEXT = 27, 10
 _EXACT_FLOAT = 2.0**53
 _MILLIS_PER_DAY = 86_400_000
 _PER_MICRO = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -64,11 +65,15 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array of values, whether it came in chunks or as codes."""
+    """Return the column as one array of values, whether it came in chunks or as codes; values of an
+    extension type are those of its storage.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # more text than one array holds: an error
             column = pa.concat_arrays(column.chunks)
+    while isinstance(column, pa.ExtensionArray):
+        column = column.storage
     if not pa.types.is_dictionary(column.type):
         return column
     values = column.dictionary
@@ -78,7 +83,7 @@ def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def identity(
-    column: pa.Array | pa.ChunkedArray, declared: str, nulls: bool = False
+    column: pa.Array | pa.ChunkedArray, declared: str, nulls: bool = False, hashed: bool = False
 ) -> tuple[pa.Array, Bool]:
     """Return a unit or key column of a declared type; missing or mistyped rows are masked out.
 
@@ -86,13 +91,17 @@ def identity(
         column: rows in any Arrow layout.
         declared: one of ``ids.ID_KINDS``.
         nulls: NULL is a value of its own: such rows are good and stay null.
+        hashed: only ids are made of the values: of ``int`` an unsigned number stands for the signed
+            one of the same 64 bits.  Two ids that so become one are bounded as one unit.
 
     Returns:
         (column of the Arrow type of ``declared``, mask): masked rows hold a filler and must not
         be used; without ``nulls`` there are no nulls.
     """
     column = decoded(column)
-    array, ok = _identity(column, declared)
+    array, ok = (
+        _exact_integers(column, hashed) if declared == "int" else _identity(column, declared)
+    )
     if nulls and column.null_count:
         absent = ~valid_of(column)
         array = pc.if_else(mask(absent), pa.nulls(1, array.type)[0], array)
@@ -101,11 +110,11 @@ def identity(
 
 
 def unit_identity(column: pa.Array | pa.ChunkedArray, declared: str) -> tuple[pa.Array, Bool]:
-    """Return `identity` of privacy units: an empty text, and no bytes, are no unit.
+    """Return `identity` of privacy units, hashed: an empty text, and no bytes, are no unit.
 
     Statements read such units as NULL (`pipelines.tables.files.casts`).
     """
-    unit, ok = identity(column, declared)
+    unit, ok = identity(column, declared, hashed=True)
     if declared in ("string", "bytes"):
         ok = ok & mask_of(pc.greater(pc.binary_length(unit), 0))
     return unit, ok
@@ -207,7 +216,14 @@ def _decodable(column: pa.Array) -> Bool:
     return good
 
 
-def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
+def _exact_integers(column: pa.Array, hashed: bool) -> tuple[pa.Array, Bool]:
+    """Whole numbers; decimals are exact, by their digits."""
+    if pa.types.is_decimal(column.type):
+        column = pc.replace_substring_regex(column.cast(pa.string()), r"\.0+$", "")
+    return _integers(plain(column), hashed)
+
+
+def _integers(column: pa.Array, hashed: bool = False) -> tuple[pa.Array, Bool]:
     kind = column.type
     if pa.types.is_string(kind):
         if _are_digits(column):
@@ -215,10 +231,12 @@ def _integers(column: pa.Array) -> tuple[pa.Array, Bool]:
         ok = valid_of(column) & mask_of(pc.match_substring_regex(column, _INT_TEXT))
         values = np.zeros(len(column), np.int64)
         wide = _fill(column, ok, "0")
-        values, fits = _parse_int(wide)
+        values, fits = _parse_int(wide, hashed)
         return arrow_numbers(values), ok & fits
     if pa.types.is_integer(kind):
         ok = valid_of(column)
+        if kind == pa.uint64() and hashed:
+            return arrow_numbers(values_of(_fill(column, ok, 0)).view(np.int64)), ok
         if kind == pa.uint64():
             ok &= values_of(column) < np.uint64(1 << 63)
         return _fill(column, ok, 0).cast(pa.int64()), ok
@@ -241,15 +259,17 @@ def _are_digits(column: pa.StringArray) -> bool:
     return bool(sizes.min() >= 1 and sizes.max() <= _INT_DIGITS and (code - _ZERO < 10).all())
 
 
-def _parse_int(column: pa.Array) -> tuple[Int64, Bool]:
-    """Digits of at most 19 places as int64, and which of them fit."""
+def _parse_int(column: pa.Array, hashed: bool) -> tuple[Int64, Bool]:
+    """Digits of at most 20 places as int64, and which of them fit."""
     column = pc.replace_substring_regex(column, r"^\+", "")
     try:
         return values_of(column.cast(pa.int64())), np.ones(len(column), bool)
     except pa.ArrowInvalid:
         exact = [int(text) for text in column.to_pylist()]
-        fits = np.array([-(2**63) <= value < 2**63 for value in exact], np.bool_)
-        integers = [value if good else 0 for value, good in zip(exact, fits, strict=True)]
+        end = 2**64 if hashed else 2**63
+        fits = np.array([-(2**63) <= value < end for value in exact], np.bool_)
+        signed = [value - 2**64 if value >= 2**63 else value for value in exact]
+        integers = [value if good else 0 for value, good in zip(signed, fits, strict=True)]
         return np.array(integers, np.int64), fits
 
 
@@ -284,8 +304,8 @@ def measure(column: pa.Array) -> tuple[Float64, Bool]:
 def instant(column: pa.Array) -> tuple[Int64, Bool]:
     """Return a time column as int64 micros since the epoch (floored).
 
-    Timestamps of any unit and zone (without zone: UTC), dates, whole numbers of micros, or
-    RFC 3339 text.
+    Timestamps of any unit and zone (without zone: UTC), dates (their midnight), whole numbers of
+    micros, or RFC 3339 text, which may be a date alone.
     """
     column = plain(column)
     kind = column.type
@@ -318,6 +338,9 @@ def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
     # Arrow knows a year 0, the slow way below does not: neither may decide.
     ok &= ~mask_of(pc.starts_with(column, "0000"))
     text = _fill(column, ok, "1970-01-01T00:00:00Z")
+    dates = pc.equal(pc.binary_length(text), _DATE_TEXT)
+    if pc.any(dates).as_py():
+        text = pc.if_else(dates, pc.binary_join_element_wise(text, "T00:00", ""), text)
     if not pc.all(pc.ends_with(text, "Z")).as_py():
         zoned = mask_of(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
         text = pc.if_else(mask(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
@@ -366,4 +389,4 @@ def _none(column: pa.Array, kind: pa.DataType, filler: object) -> tuple[pa.Array
 _Reader = Callable[[pa.Array], tuple[pa.Array, Bool]]
 #: Identities of a declared type: by Arrow's own type, and of columns in a plain layout.
 _OF_TYPED: dict[str, _Reader] = {"date": _dates, "timestamp": _instants, "decimal": _decimals}
-_OF_PLAIN: dict[str, _Reader] = {"string": _text, "int": _integers, "bool": _booleans}
+_OF_PLAIN: dict[str, _Reader] = {"string": _text, "bool": _booleans}

@@ -143,7 +143,7 @@ class Canonicaliser:
         field = self.plan.record_id
         if field is None:
             return None
-        column, ok = columns.identity(batch.column(field.column), field.type)
+        column, ok = columns.identity(batch.column(field.column), field.type, hashed=True)
         reason.unless("record_id", ok)
         ids = typed_ids(self.keys.record, [(field.type, column)])
         return (ids[:, 0] >> np.uint64(33)).astype(np.int64), ids[:, 1].view(np.int64) & _POSITIVE

@@ -44,7 +44,26 @@ _COLUMNS = options(
         metavar="LOW HIGH",
         help="Public bounds of a --value: the first --bounds of the first --value, and so on.",
     ),
-    click.option("--micros", is_flag=True, help="Whole numbers in --time are microseconds."),
+    click.option(
+        "--time-format",
+        metavar="FORMAT",
+        help="How texts of --time are written, as '%d.%m.%Y %H:%M'.  [default: RFC 3339]",
+    ),
+    click.option(
+        "--time-unit",
+        type=click.Choice(("s", "ms", "us")),
+        help="What numbers of --time count since 1970.",
+    ),
+    click.option(
+        "--zone", metavar="ZONE", help="Zone of local times, as Europe/Berlin.  [default: UTC]"
+    ),
+    click.option(
+        "--csv",
+        metavar="FIELD=VALUE",
+        multiple=True,
+        help="How CSV is written: delimiter, decimal, thousands, encoding, skip_rows or names; "
+        "repeatable.  [default: delimiter as in the first line]",
+    ),
 )
 _AXIS = options(
     click.option("--start", metavar="DAY", help="First day of the data, UTC, or a time."),
@@ -175,7 +194,7 @@ def init(
     own = target.new_data_set
     private = () if own is None else (own.secret, f"{own.account}*")
     drafting.keep_out_of_git(path.parent, *private, *drafting.store_names(job), "dead_letter")
-    words = ("dpstream", "plan", job, *(() if project is None else ("--project", str(project))))
+    words = ("dpstream", "check", job, *(() if project is None else ("--project", str(project))))
     notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
     notes += [replies.windows.note] * bool(replies.windows.note)
     figures = {

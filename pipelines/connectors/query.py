@@ -1,9 +1,10 @@
-"""The step between a job's source and the flow: its row-local query, and its domain's cells.
+"""The step between a job's source and the flow: declared forms, its query, and its domain's cells.
 
-This is the one place where a query is asked.  Every source hands over batches of rows with
-positions; with a query in the job they go through it here, batch by batch, and what comes out is a
-batch of the plan's columns with the positions of the rows it is made of.  Batches may be cut
-anywhere: `pipelines.statements.row_query` says why.
+This is the one place where times and numbers in declared forms are read (`formats.dialect`), and
+where a query is asked.  Every source hands over batches of rows with positions; with a query in the
+job they go through it here, batch by batch, and what comes out is a batch of the plan's columns
+with the positions of the rows it is made of.  Batches may be cut anywhere:
+`pipelines.statements.row_query` says why.
 
 With a domain, the cells of records (behind the query, if there is one) take the place of keys
 (`jobs.keys`).
@@ -18,8 +19,10 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.telemetry import guarded, timed
+from dpstream.pipelines.formats.dialect import read_as
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import CellDomain
+from dpstream.pipelines.project.dialect import Reading
 
 if TYPE_CHECKING:
     from dpstream.pipelines.statements.row_query import RowQuery
@@ -73,12 +76,27 @@ def query_of(job: Job) -> "RowQuery":
     return query
 
 
+class ReadAs(beam.DoFn):
+    """Reads times and numbers of rows that are written as their table declares."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    @guarded("source")
+    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield one batch."""
+        yield read_as(element, self._reading)
+
+
 def with_query(records: Any, job: Job) -> Any:
-    """Return the batches of a job's source as its query leaves them; as they are where it has none.
+    """Return the batches of a job's source as its reading and its query leave them.
 
     Raises:
         DpstreamError: see `query_of`.
     """
+    if job.reading.values:
+        reading = beam.ParDo(ReadAs(job.reading)).with_output_types(pa.RecordBatch)
+        records = records | "Read as" >> reading
     if job.source.query is None:
         return records
     asking = beam.ParDo(QueryRows(query_of(job)))
@@ -87,6 +105,8 @@ def with_query(records: Any, job: Job) -> Any:
 
 def apply_query(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same without Beam."""
+    if job.reading.values:
+        batches = (read_as(batch, job.reading) for batch in batches)
     if job.source.query is None:
         yield from batches
         return

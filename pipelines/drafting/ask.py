@@ -11,8 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -29,9 +28,12 @@ from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
 from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.dialect import read_as
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, BrokenFileError, read_text
+from dpstream.pipelines.project.dialect import Reading, check_csv
+from dpstream.pipelines.project.sections import CsvSection, TimeColumn
 from dpstream.pipelines.project.text import instant, suited, windows
 from dpstream.state.disk_errors import file_error
 
@@ -55,11 +57,11 @@ def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
     return Field(name, column.identity)
 
 
-def time_of(name: str, columns: Sequence[Column] | None, micros: bool) -> str:
+def time_of(name: str, columns: Sequence[Column] | None, declared: TimeColumn) -> TimeColumn:
     """Return the time's column.
 
     Args:
-        micros: whether whole numbers are known to be microseconds.
+        declared: format, unit and zone of any column.
 
     Raises:
         UsageError: there is no such column, or it cannot be a time.
@@ -71,13 +73,13 @@ def time_of(name: str, columns: Sequence[Column] | None, micros: bool) -> str:
             f"column '{name}' is of a type that is no time: not timestamp, date or text",
             "name another column, or write this one as timestamps",
         )
-    if column is not None and column.time == "micros" and not micros:
+    if column is not None and column.time == "ticks" and declared.unit is None:
         raise UsageError(
             "--time",
-            f"column '{name}' holds whole numbers, which are read as microseconds since 1970",
-            "write it as timestamps, or add --micros if that is what they are",
+            f"column '{name}' holds numbers, and nothing tells what they count since 1970",
+            "add --time-unit s, ms or us",
         )
-    return name
+    return msgspec.structs.replace(declared, column=name)
 
 
 def value_of(name: str, columns: Sequence[Column] | None) -> str:
@@ -112,9 +114,6 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
     if named:
         problem = f"the file has {len(named)} columns '{name}'"
         raise UsageError(flag, problem, "rename all but one of them in the file")
-    if len(columns) == 1 and any(sign in columns[0].name for sign in ";\t|"):
-        rule = "the file has one column: its first line has no comma"
-        raise UsageError(flag, rule, "separate the fields of the file by commas")
     choices = listed(columns, lambda c: True)
     raise UsageError(
         flag,
@@ -154,8 +153,11 @@ class Given(NamedTuple):
     epsilon: float | None
     delta: float
     contributions: int
-    micros: bool
     public_sample: bool
+    time_format: str | None = None
+    time_unit: Literal["s", "ms", "us"] | None = None
+    zone: str | None = None
+    csv: tuple[str, ...] = ()
 
 
 class Person(NamedTuple):
@@ -171,6 +173,20 @@ class Person(NamedTuple):
         """Print text before the prompts, if there are any."""
         if self.at_terminal:
             click.echo(text, err=True)
+
+    def confirm_header(self) -> None:
+        """Ask whether the first line has names, before anything of it is shown or written.
+
+        Raises:
+            UsageError: it has none.  It is a record, so nothing of it is shown.
+        """
+        question = "Does the first line have the names of the columns, and nothing of a record?"
+        if self.at_terminal and not click.confirm(question, default=False, err=True):
+            raise UsageError(
+                FIELD,
+                "has no first line with the names of its columns",
+                "give --csv names=user,page,time",
+            )
 
     def answer(
         self,
@@ -210,10 +226,12 @@ def answers(given: Given, person: Person) -> Answers:
     Raises:
         UsageError: something is missing or wrong.
     """
-    file = data_file(given.file)
+    file = data_file(given.file, _csv(given.csv))
     if given.public_sample:
         file = with_names(file)
     columns = file.columns
+    if file.kind == "csv" and file.csv.names is None:
+        person.confirm_header()
     if columns is not None:
         person.show("Columns: " + ", ".join(c.name for c in columns))
     if not person.at_terminal:
@@ -247,6 +265,27 @@ def answers(given: Given, person: Person) -> Answers:
         delta=given.delta,
         contributions=given.contributions,
     )
+
+
+def _csv(given: tuple[str, ...]) -> CsvSection:
+    """Return what ``--csv FIELD=VALUE`` declares.
+
+    Raises:
+        UsageError: a field is not one of a table's ``csv``, or has a value that cannot be used.
+    """
+    values = dict[str, object]()
+    for text in given:
+        name, _, value = text.partition("=")
+        values[name] = value.split(",") if name == "names" else value
+    try:
+        csv = msgspec.convert(values, CsvSection, strict=False)
+    except msgspec.ValidationError:
+        fields = ", ".join(CsvSection.__struct_fields__)
+        raise UsageError(
+            "--csv", f"is not FIELD=VALUE with a field of {fields}", "write e.g. --csv decimal=,"
+        ) from None
+    check_csv("--csv", csv)
+    return csv
 
 
 def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
@@ -288,7 +327,8 @@ def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
 
 def _columns(
     given: Given, person: Person, columns: tuple[Column, ...] | None
-) -> tuple[Field, tuple[Field, ...], str]:
+) -> tuple[Field, tuple[Field, ...], TimeColumn]:
+    declared = TimeColumn("", given.time_unit, given.time_format, given.zone)
     unit = person.answer(
         "--unit",
         given.unit,
@@ -308,7 +348,7 @@ def _columns(
         given.time,
         "Time: the column of the event time",
         None,
-        lambda name: time_of(name, columns, given.micros),
+        lambda name: time_of(name, columns, declared),
     )
     return unit, key, time
 
@@ -360,7 +400,7 @@ def _bounds(name: str, text: str) -> Value:
 
 
 def _stretch(
-    given: Given, person: Person, file: DataFile, unit: Field, time: str
+    given: Given, person: Person, file: DataFile, unit: Field, time: TimeColumn
 ) -> tuple[datetime, datetime]:
     """First and last instant: of the flags, of the sample if it may be read, or asked for."""
     begin = after = None
@@ -432,14 +472,15 @@ def with_names(file: DataFile) -> DataFile:
     return file._replace(columns=tuple(map(text_column, names)))
 
 
-def stretch(file: DataFile, unit: tuple[str, str], time: str) -> tuple[datetime, datetime]:
+def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[datetime, datetime]:
     """Return the days that the times lie on: the first, and the one after the last (UTC).
 
     Raises:
         UsageError: no row has a unit of its type (column, type), or none a time.
     """
     low, high, units = math.inf, -math.inf, False
-    for batch in _batches(file, (unit[0], time)):
+    reading = Reading(file.csv, None if time == TimeColumn(time.column) else time)
+    for batch in _batches(file, (unit[0], time.column), reading):
         micros, good = ingest.instant(batch.column(1))
         units = units or bool(ingest.identity(batch.column(0), unit[1])[1].any())
         if good.any():
@@ -452,7 +493,8 @@ def stretch(file: DataFile, unit: tuple[str, str], time: str) -> tuple[datetime,
         raise UsageError(
             "--time",
             "has no value that can be read as a time",
-            "write times like 2024-01-31T12:00:00Z, or as timestamps of Parquet",
+            "write times like 2024-01-31T12:00:00Z, or say how they are written: --time-format "
+            "'%d.%m.%Y %H:%M', or --time-unit s",
         )
     day = timedelta(days=1)
     try:
@@ -472,7 +514,7 @@ def bounds(file: DataFile, column: str) -> tuple[float, float]:
         UsageError: it has none.
     """
     samples = list[Float64]()
-    for batch in _batches(file, (column,)):
+    for batch in _batches(file, (column,), Reading(file.csv, numbers=(column,))):
         amounts, good = ingest.measure(batch.column(0))
         samples.append(amounts[good])
     amounts = np.concatenate([np.zeros(0), *samples])
@@ -491,12 +533,12 @@ def _rounded(amount: float) -> float:
     return next(x for x in exact if x >= amount)
 
 
-def _batches(file: DataFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(file: DataFile, columns: Sequence[str], reading: Reading) -> Iterator[pa.RecordBatch]:
     """The first rows as the readers of a job give them; positions of columns as in ``columns``."""
     left = SAMPLE_ROWS
     try:
-        for batch in _read(file.first, file.kind, list(dict.fromkeys(columns))):
-            yield batch.slice(0, left).select(list(columns))
+        for batch in _read(file, list(dict.fromkeys(columns))):
+            yield read_as(batch.slice(0, left), reading).select(list(columns))
             left -= batch.num_rows
             if left <= 0:
                 return
@@ -506,13 +548,14 @@ def _batches(file: DataFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
         raise file_error(FIELD, "cannot be read", error) from None
 
 
-def _read(path: Path, kind: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    path, kind = str(file.first), file.kind
     if kind == "parquet":
-        with pq.ParquetFile(str(path)) as file:
-            refuse_large(file.metadata, columns, FIELD, "the file")
-            yield from file.iter_batches(columns=columns, use_threads=False)
+        with pq.ParquetFile(path) as parquet:
+            refuse_large(parquet.metadata, columns, FIELD, "the file")
+            yield from parquet.iter_batches(columns=columns, use_threads=False)
         return
     with open(path, "rb") as raw:
-        for part in read_text(kind, plain_by_name(raw, str(path), kind), columns):
+        for part in read_text(kind, plain_by_name(raw, path, kind), columns, csv=file.csv):
             if isinstance(part, Rows):
                 yield part.batch

@@ -3,10 +3,12 @@
 JSON Lines have no schema, and the names in a line are of that row: none are known here.
 """
 
+import codecs
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,13 +19,18 @@ from dpstream.pipelines.formats.compression import (
     plain_by_name,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.formats.texts import BrokenFileError, csv_header
+from dpstream.pipelines.formats.texts import COMMAS, BrokenFileError, csv_header
+from dpstream.pipelines.project.sections import CsvSection
 from dpstream.pipelines.tables.catalog import sql_type
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "FILE"
 #: Longer "names" are a row's values.
 _LONGEST_NAME = 64
+#: The marks that texts of UTF-16 begin with.
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: What else separates fields.
+_SIGN = re.compile(r"[;\t|]")
 #: What is no name: a number, a time, an address, a UUID; a file without header begins so.
 _VALUE = re.compile(r"[+-]?[0-9][0-9.,:TZ +/-]*|.*@.*|[0-9a-fA-F-]{32,36}|(?i:true|false|null|nan)")
 
@@ -34,8 +41,8 @@ class Column(NamedTuple):
     Attributes:
         name: name of the column in the input.
         identity: the column's type as unit or key, ``None`` where it can be neither.
-        time: whether it can be a time; ``micros`` for whole numbers, which are read as
-            microseconds since 1970; ``None``: it cannot.
+        time: whether it can be a time: ``instant``, ``text``, or ``ticks`` for numbers, which need
+            a unit; ``None``: it cannot.
         number: whether it can be a value.
         sql: the type that statements read it as; ``None``: they cannot.
         listed: whether an error may list it: in a text file that has no header its name is data.
@@ -57,16 +64,22 @@ class DataFile(NamedTuple):
         first: the file whose schema was read.
         kind: of the source.
         columns: in order; ``None``: there is no schema (JSON Lines).
+        csv: how it is written, if it is CSV.
     """
 
     given: str
     first: Path
     kind: FileKind
     columns: tuple[Column, ...] | None
+    csv: CsvSection = COMMAS
 
 
-def data_file(given: str) -> DataFile:
+def data_file(given: str, csv: CsvSection = COMMAS) -> DataFile:
     """Return the columns of a file, or of the first file of a pattern.
+
+    Args:
+        csv: how it is written, if it is CSV; another delimiter is seen in its first line, and
+            UTF-16 by its mark.
 
     Raises:
         UsageError: no such file, a kind that is not read, or no schema in it.
@@ -84,7 +97,7 @@ def data_file(given: str) -> DataFile:
         if kind == "parquet":
             return DataFile(given, first, kind, _of_parquet(first))
         if kind == "csv":
-            return DataFile(given, first, kind, _of_csv(first))
+            return DataFile(given, first, kind, *_of_csv(first, csv))
         with open(first, "rb"):
             return DataFile(given, first, kind, None)
 
@@ -125,20 +138,30 @@ def _of_parquet(path: Path) -> tuple[Column, ...]:
     return tuple(column_of(field.name, field.type) for field in schema)
 
 
-def _of_csv(path: Path) -> tuple[Column, ...]:
+def _of_csv(path: Path, csv: CsvSection) -> tuple[tuple[Column, ...], CsvSection]:
     with open(path, "rb") as raw:
         try:
-            names = csv_header(plain_by_name(raw, str(path), "csv"))
+            if plain_by_name(raw, str(path), "csv").read(2) in _UTF_16 and csv.encoding == "utf-8":
+                csv = msgspec.structs.replace(csv, encoding="utf-16")
+            raw.seek(0)
+            names = csv_header(plain_by_name(raw, str(path), "csv"), csv) or []
+            if len(names) == 1 and csv.delimiter == "," and (sign := _SIGN.search(names[0])):
+                raw.seek(0)
+                csv = msgspec.structs.replace(csv, delimiter=sign[0])
+                names = csv_header(plain_by_name(raw, str(path), "csv"), csv) or []
         except BrokenFileError:
             raise UsageError(
                 FIELD, "cannot be unpacked as gzip, bzip2 or zstd", "make it again, or unpack it"
             ) from None
-    fix = "write one, such as user,page,time"
+    fix = (
+        "write one, such as user,page,time; or give --csv names=user,page,time, and --csv "
+        "skip_rows=2 if lines stand before it"
+    )
     if not names:
         raise UsageError(FIELD, "has no first line with the names of its columns", fix)
     if any(len(n) > _LONGEST_NAME or not n.strip() or _VALUE.fullmatch(n.strip()) for n in names):
         raise UsageError(FIELD, "its first line looks like values, not like names of columns", fix)
-    return tuple(text_column(name) for name in names)
+    return tuple(text_column(name) for name in names), csv
 
 
 def text_column(name: str) -> Column:
@@ -149,7 +172,7 @@ def text_column(name: str) -> Column:
 def column_of(name: str, kind: pa.DataType) -> Column:
     """Return the possible roles in a job of a column of an Arrow type."""
     types = pa.types
-    while types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
+    while types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type
     text = types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view()
     binary = types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view()
@@ -166,6 +189,6 @@ def column_of(name: str, kind: pa.DataType) -> Column:
     time = None
     if types.is_timestamp(kind) or types.is_date(kind):
         time = "instant"
-    elif text or integral:
-        time = "text" if text else "micros"
+    elif text or integral or types.is_floating(kind):
+        time = "text" if text else "ticks"
     return Column(name, identity, time, integral or real, sql_type(kind))

@@ -14,10 +14,12 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import file_kind
+from dpstream.accounting.plan.plan import declared
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.project import decode_project
+from dpstream.pipelines.project.sections import CsvSection, Section, TimeColumn
 from dpstream.pipelines.project.text import Windows
 from dpstream.pipelines.tables.catalog import MAX_COLUMNS, UNIT_TYPES, usable_names
 
@@ -65,7 +67,7 @@ class Answers(NamedTuple):
     Attributes:
         file: the data.
         unit, key: columns with their types.
-        time: column of the event time.
+        time: column of the event time, and how it is written.
         values: the columns whose means are published.
         windows: when.
         every: distance of trigger times, ``None``: one trigger, at the end of a window.
@@ -76,7 +78,7 @@ class Answers(NamedTuple):
     file: DataFile
     unit: Field
     key: tuple[Field, ...]
-    time: str
+    time: TimeColumn
     values: tuple[Value, ...]
     windows: Windows
     every: str | None
@@ -203,6 +205,8 @@ def _table(answers: Answers, target: Target) -> str:
     """Where the records are."""
     path = source_path(answers.file.given, target.path.parent)
     kind = "" if file_kind(path) else f"format = {_quoted(answers.file.kind)}\n"
+    if answers.file.csv != CsvSection():
+        kind += f"csv = {_written(answers.file.csv)}  # how the files are written\n"
     return f"""\
 [table.{target.table}]
 data_set = "{target.data_set}"
@@ -219,7 +223,9 @@ def _typed(answers: Answers) -> str:
     decide about the line.  All other columns are texts.  The lines of JSON have names where they
     are public; without them only columns with a role are known.
     """
-    roles = {value.column: "FLOAT64" for value in answers.values} | {answers.time: "TIMESTAMP"}
+    roles = {value.column: "FLOAT64" for value in answers.values} | {
+        answers.time.column: "TIMESTAMP"
+    }
     roles |= {field.column: UNIT_TYPES[field.type] for field in (*answers.key, answers.unit)}
     types: dict[str, str | None] = {c.name: c.sql for c in answers.file.columns or ()}
     advice = ""
@@ -311,10 +317,22 @@ def bounded(column: str, low: float, high: float) -> Value:
 
 
 def _time(answers: Answers) -> str:
-    """The column of times; of whole numbers, that they are known to be microseconds."""
-    micros = any(c.name == answers.time and c.time == "micros" for c in answers.file.columns or ())
-    name = _quoted(answers.time)
-    return f'{{ column = {name}, type = "micros" }}' if micros else name
+    """The column of times, and what is declared of it."""
+    time = answers.time
+    if time == TimeColumn(time.column):
+        return _quoted(time.column)
+    return _written(time)
+
+
+def _written(section: Section) -> str:
+    """A table of TOML with the fields that differ from their defaults."""
+    fields = [
+        f"{name} = [{', '.join(map(_quoted, value))}]"
+        if isinstance(value, list)
+        else f"{name} = {value if isinstance(value, int) else _quoted(value)}"
+        for name, value in declared(section).items()
+    ]
+    return f"{{ {', '.join(fields)} }}"
 
 
 def _aggregates(answers: Answers) -> str:

@@ -41,7 +41,7 @@ from dpstream.pipelines.project.project import (
     free_name,
     locate,
 )
-from dpstream.pipelines.project.sections import UnitSection
+from dpstream.pipelines.project.sections import CsvSection, TimeColumn, UnitSection
 from dpstream.pipelines.project.text import read_at_most
 from dpstream.state.disk_errors import file_error
 from dpstream.state.durable import replacing
@@ -546,8 +546,11 @@ def _table(
     tables = {} if project is None else project.written.table
     path = source_path(answers.file.given, folder)
     for other, table in tables.items():
-        same = (table.path, table.unit_column, table.time_column)
-        if same == (path, answers.unit.column, answers.time) and table.data_set in (None, data_set):
+        time, csv = table.time_column, table.csv or CsvSection()
+        time = TimeColumn(time) if isinstance(time, str) else time
+        same = (table.path, table.unit_column, time, csv)
+        described = (path, answers.unit.column, answers.time, answers.file.csv)
+        if same == described and table.data_set in (None, data_set):
             return other, False
     return free_name(name.replace("-", "_"), tables), True  # statements name tables without it
 

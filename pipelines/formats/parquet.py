@@ -10,6 +10,8 @@ is charged.  A footer that is wrong is damage, and is not looked for.
 """
 
 import contextlib
+import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -247,6 +249,47 @@ def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int
         return
     if done != claimed:
         yield refuse(first_row + done, Reason.UNREADABLE_REST)
+
+
+def check_whole(path: str, columns: Iterable[str], field: str, subject: str) -> None:
+    """Refuse a Parquet file of which a page of some columns cannot be read.
+
+    Its later rows would be missing in what is released.  That a file is damaged tells nothing of a
+    record: no record can bring it about.
+
+    Args:
+        path: of the file; columns: those that are read.
+        field: what names the file, for the error; subject: the file, in words.
+
+    Raises:
+        UsageError: it is damaged.
+        OSError: the operating system cannot read the file.
+    """
+    status = os.stat(path)
+    if not _is_whole(path, tuple(columns), status.st_size, status.st_mtime_ns):
+        raise UsageError(
+            field,
+            f"{subject} is damaged: a page of it cannot be read, and the rows behind it would be "
+            "lost",
+            "make the file again from its source, or take it away",
+        )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _is_whole(path: str, columns: tuple[str, ...], size: int, changed: int) -> bool:
+    """Whether all pages can be read, in bounded memory, once for as long as a file does not
+    change.
+    """
+    try:
+        for group in range(pq.read_metadata(path).num_row_groups):
+            with coded_batches(_opened(path), columns, group) as (claimed, batches):
+                if sum(batch.num_rows for batch in batches) != claimed:
+                    return False
+    except Exception as error:
+        if is_os_error(error) or out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def _stored(column: pa.Array) -> pa.Array:

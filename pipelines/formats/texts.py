@@ -28,9 +28,12 @@ itself.
 """
 
 import contextlib
-import csv
+import functools
+import json
 import re
 from collections.abc import Iterator, Sequence
+from csv import Error as CsvError
+from csv import reader
 from operator import attrgetter, methodcaller
 from typing import Any, BinaryIO, NamedTuple
 
@@ -43,11 +46,15 @@ from pyarrow import csv as pacsv
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
 from dpstream.accounting.errors import UsageError
+from dpstream.pipelines.formats.dialect import recoded
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, after, refuse, repair_text, runs
+from dpstream.pipelines.project.sections import CsvSection
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
+#: CSV as RFC 4180 has it.
+COMMAS = CsvSection()
 
 
 class BrokenFileError(Exception):
@@ -57,7 +64,7 @@ class BrokenFileError(Exception):
     """
 
 
-def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, pa.BinaryArray]]:
+def line_blocks(stream: BinaryIO, skipped: int = 0) -> Iterator[tuple[int, pa.BinaryArray]]:
     """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
 
     A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
@@ -65,7 +72,7 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
 
     Args:
         stream: an open file at its beginning.
-        header: skip the first line.
+        skipped: so many lines at its beginning are left out.
 
     Raises:
         BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
@@ -81,8 +88,8 @@ def line_blocks(stream: BinaryIO, header: bool = False) -> Iterator[tuple[int, p
         carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
         if not data:
             block, carry = carry + b"\n" if carry else b"", b""
-        if block and header:
-            block, header = block.partition(b"\n")[2], False
+        while block and skipped:
+            block, skipped = block.partition(b"\n")[2], skipped - 1
         lines = lines_in(block)
         if len(lines):
             yield row, lines
@@ -317,7 +324,11 @@ def _texts(values: list[Any]) -> pa.StringArray:
     )
 
 
-_QUOTED = re.compile(rb'("(?:[^"]|"")*"|[^,\r\n]*)(?:,|\r?\n)')
+@functools.cache
+def _quoted(delimiter: str) -> re.Pattern[bytes]:
+    """A field, perhaps in quotes, and what ends it."""
+    end = re.escape(delimiter)
+    return re.compile(rf'("(?:[^"]|"")*"|[^{end}\r\n]*)(?:{end}|\r?\n)'.encode())
 
 
 def columns_of(
@@ -385,7 +396,7 @@ def _one_by_one(
     rows = []
     for line in lines.to_pylist():
         if quotes:
-            rows.append([_value(field) for field in _QUOTED.findall(line)])
+            rows.append([_value(field) for field in _quoted(delimiter).findall(line)])
         else:
             text = line.removesuffix(b"\n").removesuffix(b"\r")
             rows.append(text.split(delimiter.encode("ascii")))
@@ -400,25 +411,37 @@ def _value(field: bytes) -> bytes | None:
     return field or None
 
 
-#: What to do about a file whose fields are separated by other characters.
-ANEW = "write it anew, in DuckDB: COPY (FROM read_csv('FILE', all_varchar = true)) TO 'data.csv'"
-_FIELD = r'(?:"(?:[^"\r\n]|"")*"|[^",\r\n]*)'
-_WELL_FORMED = rf"^{_FIELD}(?:,{_FIELD})*\r?\n$"
+@functools.cache
+def _well_formed(delimiter: str) -> str:
+    """The pattern of a line of CSV."""
+    end = re.escape(delimiter)
+    field = rf'(?:"(?:[^"\r\n]|"")*"|[^"{end}\r\n]*)'
+    return rf"^{field}(?:{end}{field})*\r?\n$"
 
 
-def csv_header(stream: BinaryIO) -> list[str] | None:
-    """Return the column names of a CSV file's first line; ``None`` if it has no readable one."""
-    line = stream.read(MAX_LINE_BYTES + 1).partition(b"\n")[0].removeprefix(BOM)
-    if len(line) > MAX_LINE_BYTES:
+def csv_header(stream: BinaryIO, csv: CsvSection = COMMAS) -> list[str] | None:
+    """Return the column names of a CSV file: of its header, or those that are declared.
+
+    Returns:
+        ``None`` if it has no readable header.
+    """
+    if csv.names is not None:
+        return list(csv.names)
+    head = recoded(stream, csv.encoding).read((csv.skip_rows + 1) * MAX_LINE_BYTES + 1)
+    lines = head.removeprefix(BOM).split(b"\n", csv.skip_rows + 1)
+    if len(lines) <= csv.skip_rows or len(lines[csv.skip_rows]) > MAX_LINE_BYTES:
         return None
     try:
-        text = line.removesuffix(b"\r").decode("utf-8")
-        return next(csv.reader([text], strict=True), []) or None if text else None
-    except (UnicodeDecodeError, csv.Error):
+        text = lines[csv.skip_rows].removesuffix(b"\r").decode("utf-8")
+        fields = reader([text], strict=True, delimiter=csv.delimiter)
+        return next(fields, []) or None if text else None
+    except (UnicodeDecodeError, CsvError):
         return None
 
 
-def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
+def csv_positions(
+    header: Sequence[str], columns: Sequence[str], csv: CsvSection = COMMAS
+) -> list[int]:
     """Return the position of each needed column in the header.
 
     Raises:
@@ -426,11 +449,13 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
             not shown: in a file without a header they would be data.
     """
     for column in columns:
-        if len(header) == 1 and header[0] != column and re.search(r"[;\t|]", header[0]):
+        sign = re.search(r"[,;\t|]", header[0]) if len(header) == 1 else None
+        if sign is not None and header[0] != column:
             raise UsageError(
-                "table.path",
-                "the header of a CSV file has no comma, and fields are separated by commas",
-                ANEW,
+                "table.csv",
+                f"divides fields at {csv.delimiter!r}, which the header of a CSV file has not; it "
+                f"has {sign[0]!r}",
+                f"write csv = {{ delimiter = {json.dumps(sign[0])} }} into the table",
             )
         if header.count(column) != 1:
             present = [c for c in columns if header.count(c) == 1]
@@ -443,24 +468,29 @@ def csv_positions(header: Sequence[str], columns: Sequence[str]) -> list[int]:
     return [header.index(column) for column in columns]
 
 
-def read_csv(stream: BinaryIO, columns: Sequence[str]) -> Iterator[Part]:
+def read_csv(stream: BinaryIO, columns: Sequence[str], csv: CsvSection = COMMAS) -> Iterator[Part]:
     """Yield the rows and refused positions of a CSV file, in blocks, every column as string.
 
     Raises:
         UsageError: a needed column is not in the header.
     """
-    header = csv_header(stream)
+    header = csv_header(stream, csv)
     if header is None:
         yield refuse(0, Reason.UNREADABLE_FILE)
         return
-    where = csv_positions(header, columns)
+    where = csv_positions(header, columns, csv)
     stream.seek(0)
-    for row, lines in line_blocks(stream, header=True):
-        yield from csv_lines(lines, len(header), where, columns).parts(row)
+    skipped = csv.skip_rows + (csv.names is None)
+    for row, lines in line_blocks(recoded(stream, csv.encoding), skipped):
+        yield from csv_lines(lines, len(header), where, columns, csv.delimiter).parts(row)
 
 
 def csv_lines(
-    lines: pa.BinaryArray, width: int, where: Sequence[int], columns: Sequence[str]
+    lines: pa.BinaryArray,
+    width: int,
+    where: Sequence[int],
+    columns: Sequence[str],
+    delimiter: str = ",",
 ) -> Lines:
     """Decode each line of a file with ``width`` columns on its own.
 
@@ -468,17 +498,17 @@ def csv_lines(
         lines: (n,) without a gap between two of them, each with its line feed, none blank.
         where: the needed columns' places; ``columns``: their names.
     """
-    arrays = _together(lines, width, where)
+    arrays = _together(lines, width, where, delimiter)
     if arrays is not None:
         good = np.ones(len(lines), np.bool_)
         return lines_of(good, ~good, ~good, _batch_of(arrays, columns))
-    malformed, miscounted = _faults(lines, width)
+    malformed, miscounted = _faults(lines, width, delimiter)
     longer = too_long(lines)
     good = ~(malformed | miscounted | longer)
     rows = lines if good.all() else lines.filter(pa.array(good))
     batch = None
     if len(rows):
-        batch = _batch_of(columns_of(rows, width, where, ",", quotes=True), columns)
+        batch = _batch_of(columns_of(rows, width, where, delimiter, quotes=True), columns)
     return lines_of(good, malformed, longer, batch)
 
 
@@ -487,7 +517,7 @@ def _batch_of(arrays: Sequence[pa.StringArray], columns: Sequence[str]) -> pa.Re
 
 
 def _together(
-    lines: pa.BinaryArray, width: int, where: Sequence[int]
+    lines: pa.BinaryArray, width: int, where: Sequence[int], delimiter: str
 ) -> list[pa.StringArray] | None:
     """The needed columns, if a few looks at all lines together show that each is a row.
 
@@ -502,32 +532,38 @@ def _together(
     returns = np.count_nonzero(code == 13)
     if returns and returns != np.count_nonzero(code[ends[1:] - 2] == 13):
         return None
-    if (code == 34).any() and not pc.all(pc.match_substring_regex(lines, _WELL_FORMED)).as_py():
+    form = _well_formed(delimiter)
+    if (code == 34).any() and not pc.all(pc.match_substring_regex(lines, form)).as_py():
         return None
-    return arrow_columns(lines, width, where, ",", quotes=True)
+    return arrow_columns(lines, width, where, delimiter, quotes=True)
 
 
-def _faults(lines: pa.BinaryArray, width: int) -> tuple[Bool, Bool]:
+def _faults(lines: pa.BinaryArray, width: int, delimiter: str) -> tuple[Bool, Bool]:
     """Which lines are malformed, and which others have another number of fields."""
     returns = pc.count_substring(lines, "\r").to_numpy()
     malformed = returns != 0
     if malformed.any():
         malformed = returns != pc.match_substring_regex(lines, r"\r\n$").to_numpy(False)
     malformed = malformed | with_nul(lines)
-    fields = pc.count_substring(lines, ",").to_numpy() + 1
+    fields = pc.count_substring(lines, delimiter).to_numpy() + 1
     quoted = np.flatnonzero(pc.match_substring(lines, '"').to_numpy(False))
     if len(quoted):
         quoted_lines = lines.take(pa.array(quoted))
         malformed = malformed.copy()
-        malformed[quoted] |= ~pc.match_substring_regex(quoted_lines, _WELL_FORMED).to_numpy(False)
+        well_formed = pc.match_substring_regex(quoted_lines, _well_formed(delimiter))
+        malformed[quoted] |= ~well_formed.to_numpy(False)
         bare = pc.replace_substring_regex(quoted_lines, r'"(?:[^"]|"")*"', "")
         fields = fields.copy()
-        fields[quoted] = pc.count_substring(bare, ",").to_numpy() + 1
+        fields[quoted] = pc.count_substring(bare, delimiter).to_numpy() + 1
     return malformed, ~malformed & (fields != width)
 
 
 def read_text(
-    kind: str, stream: BinaryIO, columns: Sequence[str], nested: bool = False
+    kind: str,
+    stream: BinaryIO,
+    columns: Sequence[str],
+    nested: bool = False,
+    csv: CsvSection = COMMAS,
 ) -> Iterator[Part]:
     """Yield the rows and refused positions of a text file, in blocks, every column as string.
 
@@ -539,14 +575,14 @@ def read_text(
         stream: the text (see `compression.plain`), at its beginning.
         columns: the columns that are needed.
         nested: whether an array or object of JSON is its text; see `Objects`.
+        csv: how CSV files are written.
 
     Raises:
         UsageError: a needed column is not in a CSV header.
         OSError: the operating system cannot read the file.
     """
     end = 0
-    csv_file = kind == "csv"
-    parts = read_csv(stream, columns) if csv_file else read_jsonl(stream, columns, nested)
+    parts = read_csv(stream, columns, csv) if kind == "csv" else read_jsonl(stream, columns, nested)
     try:
         for part in parts:
             end = max(end, after(part))

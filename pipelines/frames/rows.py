@@ -207,9 +207,9 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts and bytes in Arrow's plain layout; dictionaries are decoded."""
+    """Return texts and bytes in Arrow's plain layout, without dictionaries and extension types."""
     kind, types = column.type, pa.types
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         column = pa.chunked_array([decoded(column.combine_chunks())])
         kind = column.type
     if types.is_null(kind) or types.is_large_string(kind) or types.is_string_view(kind):

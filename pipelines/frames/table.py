@@ -77,6 +77,10 @@ def id_kind_of(argument: str, kind: pa.DataType) -> str:
     types = pa.types
     if types.is_dictionary(kind):
         return id_kind_of(argument, kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return id_kind_of(argument, kind.storage_type)
+    if types.is_uint64(kind) and argument != "unit":  # a unit is hashed, by its 64 bits
+        return "decimal"
     tests = {
         "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
         "bytes": (

@@ -24,6 +24,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.committed import check_tuning
+from dpstream.pipelines.project.dialect import NUMBERS, PLAIN, Reading, reading_of
 from dpstream.pipelines.project.job_section import (
     SERVICE_SINKS,
     JobSection,
@@ -90,7 +91,7 @@ class Job(msgspec.Struct, frozen=True):
         source, state, sink, dead_letter, public_keys, ledger, secret: places; every path in them is
             absolute.
         plan: what is released and promised; checked.
-        micros: whether whole numbers of the time column count microseconds.
+        reading: how the files' texts are read.
         cells: the domain that its key columns are mapped to, if it answers a workload.
         batch_rows: rows of an Arrow batch at ingest.  No project file sets it.
         test_run_id: the id of its run, in tests on public data (`TEST_RUN_IDS`).
@@ -107,7 +108,7 @@ class Job(msgspec.Struct, frozen=True):
     ledger: AccountPlace | None
     secret: SecretSource
     plan: Plan
-    micros: bool = False
+    reading: Reading = PLAIN
     cells: "JobCells | None" = None
     batch_rows: int = limits.BATCH_ROWS
     test_run_id: str | None = None
@@ -134,7 +135,7 @@ class Job(msgspec.Struct, frozen=True):
         names += [] if self.plan.record_id is None else [self.plan.record_id.column]
         return tuple(dict.fromkeys(names))
 
-    def reading(self, key: tuple[Field, ...]) -> "Job":
+    def with_key(self, key: tuple[Field, ...]) -> "Job":
         """Return the job with other key columns of its input, to read records, not to run it."""
         return msgspec.structs.replace(self, plan=msgspec.structs.replace(self.plan, key=key))
 
@@ -214,10 +215,13 @@ def _checked(
     public_keys = section.public_keys
     if public_keys is not None:
         public_keys = str(below(folder, public_keys, "public_keys"))
-    time = table.time_column
-    plan = _plan(project, name, section, table, unit, source, workload)
-    plan = _one_family(plan, section.mechanism.optimise)
+    where = f"table.{section.table}"
+    numbers = _numbers(section, source)
     replace = msgspec.structs.replace
+    plan = _plan(project, name, section, table, unit, source, workload)
+    reading = reading_of(where, table, numbers)
+    plan = replace(plan, reading=reading.text(plan.timeline.end or plan.timeline.start))
+    plan = _one_family(plan, section.mechanism.optimise)
     source = replace(source, path=source_path(folder, source))
     _refuse_both(source, public_keys, folder)
     if public_keys is not None:
@@ -246,9 +250,17 @@ def _checked(
         ledger=ledger,
         secret=secret_of(project, data_set_name),
         plan=plan,
-        micros=not isinstance(time, str) and time is not None and time.type == "micros",
+        reading=reading,
         test_run_id=TEST_RUN_IDS.get(path),
     )
+
+
+def _numbers(section: JobSection, source: Source) -> tuple[str, ...]:
+    """Columns whose texts are numbers: those that are summed, or that the query declares."""
+    if source.query is not None:
+        declared = (source.query.columns or {}).items()
+        return tuple(name for name, kind in declared if kind.upper() in NUMBERS)
+    return tuple(part.column for part in section.aggregate.values() if part.column is not None)
 
 
 def _plan(

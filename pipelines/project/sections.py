@@ -63,10 +63,37 @@ class DataSetSection(Section, frozen=True):
 
 
 class TimeColumn(Section, frozen=True):
-    """``time_column`` with a type: whole numbers in Parquet are microseconds since 1970."""
+    """``time_column`` as a table: how its values are written, if not as RFC 3339 in UTC.
+
+    Attributes:
+        unit: of whole numbers, and their texts, since 1970.
+        format: of texts, in the directives of ``strptime``.
+        zone: of times without an offset, as the tz database names it; default: UTC.
+    """
 
     column: str
-    type: Literal["micros"] | None = None
+    unit: Literal["s", "ms", "us"] | None = None
+    format: str | None = None
+    zone: str | None = None
+
+
+class CsvSection(Section, frozen=True):
+    """``csv`` of a table: how its CSV files are written.
+
+    Attributes:
+        delimiter: between two fields.
+        decimal, thousands: signs in numbers.
+        encoding: of the text.
+        skip_rows: lines before the header.
+        names: of the columns, in order, of files without a header.
+    """
+
+    delimiter: str = ","
+    decimal: Literal[".", ","] = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    skip_rows: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    names: tuple[str, ...] | None = None
 
 
 class RecordIdColumn(Section, frozen=True):
@@ -156,6 +183,7 @@ class TableSection(Section, frozen=True):
             or the column with it.
         settle: how long a file must be unchanged before it is read; it delays releases and has no
             other effect.
+        csv: how CSV files are written, if not with commas in UTF-8.
         columns: types by name, if the source has none.
         unit_column, unit_via: the unit of a row; exactly one of them in a private table of a data
             set with a unit.
@@ -181,6 +209,7 @@ class TableSection(Section, frozen=True):
     remote: str | None = None
     stamp: str | None = None
     settle: Place = "2s"
+    csv: CsvSection | None = None
     columns: dict[str, str] | None = None
     unit_column: str | None = None
     unit_via: Via | None = None

@@ -41,7 +41,11 @@ def _fault(fault: dict[str, Any]) -> list[str]:
     fix = fault["fix"]
     if fault["no_time"]:
         lines.append(f"    {fault['no_time']:,} of them hold no time that can be read")
-        fix = f"write times as 2024-01-31T13:05:00Z (RFC 3339); or {fix}"
+        fix = (
+            "say in the table how its times are written, e.g. time_column = { column = 'NAME', "
+            "format = '%d.%m.%Y %H:%M' }, or unit = 's' since 1970; or write them as "
+            f"2024-01-31T13:05:00Z (RFC 3339); or {fix}"
+        )
     return [*lines, f"    Fix: {fix}."]
 
 

@@ -76,6 +76,7 @@ from dpstream.accounting.sessions.table import (
     quota_of,
 )
 from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.project.dialect import Reading, reading_of
 from dpstream.pipelines.project.project import (
     Project,
     account_of,
@@ -94,6 +95,8 @@ _FIELDS = {
     "data_set",
     "path",
     "record_id",
+    "csv",
+    "time_column",
     "dimension",
     "coordinates",
     "regions",
@@ -117,6 +120,7 @@ class Config:
         account: the data set's account; its id is empty until `session init` makes the account.
         secret: a reference to the secret.
         rules: the data steward's rules.
+        reading: how the files are read.
         base: folder of the project file.
     """
 
@@ -130,6 +134,7 @@ class Config:
     account: AccountPlace
     secret: SecretSource
     rules: Rules
+    reading: Reading
     base: Path
 
     @property
@@ -217,7 +222,16 @@ def config_in(project: Project, table: str | None = None, without_account: bool 
         account=account,
         secret=secret_of(project, data_set),
         rules=rules,
+        reading=reading_of(where, section, _numbers(section)),
         base=project.folder,
+    )
+
+
+def _numbers(section: TableSection) -> tuple[str, ...]:
+    """Return the columns whose texts are numbers."""
+    numeric = ("integer", "real", "budget")
+    return tuple(
+        part.column or name for name, part in section.dimension.items() if part.type in numeric
     )
 
 

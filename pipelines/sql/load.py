@@ -33,6 +33,7 @@ import sqlglot  # noqa: F401 -- a missing extra is told before anything is read
 from dpstream.accounting.errors import UsageError, closest, refuse_first
 from dpstream.accounting.places import refuse_both
 from dpstream.accounting.plan.unit import UnitIdentity
+from dpstream.pipelines.project.dialect import NUMBERS, reading_of
 from dpstream.pipelines.project.project import (
     Project,
     account_of,
@@ -189,6 +190,8 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
     columns = file_columns(where, kind, place, config.columns)
     owner = config.unit_column.lower() if config.unit_column is not None else None
     if owner is not None:
+        if unit.type == "int" and config.columns is None and columns.get(owner) == "NUMERIC":
+            columns |= {owner: "INT64"}  # unsigned numbers, by their bits
         field, of_unit = f"{where}.unit_column", UNIT_TYPES[unit.type]
         refuse_first(
             (
@@ -209,8 +212,12 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
         pairs = tuple((a.lower(), b.lower()) for a, b in via.on)
         via, owner = Via(via.table.lower(), pairs), unit.name.lower()
     remote = (config.remote or written) if config.uri is not None else None
+    reading = reading_of(where, config, tuple(n for n in columns if columns[n] in NUMBERS))
+    if reading.time is not None:
+        time = msgspec.structs.replace(reading.time, column=reading.time.column.lower())
+        reading = msgspec.structs.replace(reading, time=time)
     fields = tuple(config.columns or ())
-    return Table(name, kind, place, columns, owner, via, remote, fields=fields)
+    return Table(name, kind, place, columns, owner, via, remote, fields=fields, reading=reading)
 
 
 def _check_path(where: str, table: Table, tables: dict[str, Table], unit: UnitSection) -> None:

@@ -27,6 +27,7 @@ from dpstream.accounting.fields import FieldType
 from dpstream.accounting.places import FILE_KINDS, check_path, file_kind, matching
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
+from dpstream.pipelines.project.dialect import PLAIN, Reading
 from dpstream.pipelines.project.sections import Via
 from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.ledger.open import AccountPlace, file_of
@@ -181,13 +182,20 @@ def sql_type(kind: object) -> str | None:
 
     if of.is_dictionary(kind):
         return sql_type(kind.value_type)  # type: ignore[attr-defined]
+    if hasattr(kind, "storage_type"):
+        return sql_type(kind.storage_type)
     tests = {
         "INT64": lambda t: of.is_integer(t) and not of.is_uint64(t),
         "NUMERIC": lambda t: of.is_decimal(t) or of.is_uint64(t),
         "FLOAT64": of.is_floating,
         "BOOL": of.is_boolean,
-        "STRING": lambda t: of.is_string(t) or of.is_large_string(t),
-        "BYTES": lambda t: of.is_binary(t) or of.is_large_binary(t),
+        "STRING": lambda t: of.is_string(t) or of.is_large_string(t) or of.is_string_view(t),
+        "BYTES": lambda t: (
+            of.is_binary(t)
+            or of.is_large_binary(t)
+            or of.is_binary_view(t)
+            or of.is_fixed_size_binary(t)
+        ),
         "DATE": of.is_date,
         "TIMESTAMP": lambda t: of.is_timestamp(t) and t.tz is not None,
         "DATETIME": lambda t: of.is_timestamp(t) and t.tz is None,
@@ -211,6 +219,10 @@ _KINDS = {
 }
 
 
+#: Offsets of time zones until then are part of a question: 2100.
+_ALL_TIME = 4_102_444_800_000_000
+
+
 class Table(msgspec.Struct, frozen=True):
     """One table, checked.
 
@@ -223,6 +235,7 @@ class Table(msgspec.Struct, frozen=True):
         via: the path, if the unit comes by one.
         units: all columns that are the unit: of a path that ends in the unit column too.
         fields: names of the columns as the project file writes them; objects of JSON have them.
+        reading: how files of text are read; its columns are in lower case.
     """
 
     name: str
@@ -234,6 +247,7 @@ class Table(msgspec.Struct, frozen=True):
     remote: str | None = None
     units: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    reading: Reading = PLAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +331,8 @@ def canonical(table: Table) -> dict[str, Any]:
     """
     via = table.via
     written = table.kind == "jsonl" and any(field not in table.columns for field in table.fields)
-    spelled = {"fields": list(table.fields)} if written else {}  # other fields are other rows
+    spelled: dict[str, Any] = {"fields": list(table.fields)} if written else {}  # other rows
+    spelled |= {} if table.reading == PLAIN else {"reading": table.reading.text(_ALL_TIME)}
     return spelled | {
         "name": table.name,
         "kind": table.kind,

@@ -236,7 +236,8 @@ class Engine(Closing):
                 columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
             elif table.kind == "parquet":
-                check_columns(table, files_of(table) if self._piece is None else [self._piece.path])
+                paths = files_of(table) if self._piece is None else [self._piece.path]
+                check_columns(table, paths, unpacked=False)  # as before a charge
                 select = parquet_view(table, self._piece, self._lots)
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
             else:

@@ -41,8 +41,9 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.places import FILE_KINDS, files_at, matching
 from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
-from dpstream.pipelines.formats.parquet import refuse_large
-from dpstream.pipelines.formats.rows import Part
+from dpstream.pipelines.formats.dialect import read_as
+from dpstream.pipelines.formats.parquet import check_whole, refuse_large
+from dpstream.pipelines.formats.rows import Part, Rows
 from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, read_text
 from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, sqlite_file
 from dpstream.state import disk_errors
@@ -255,12 +256,25 @@ def casts(
         if column in encoded:
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
+        if column in table.units and table.columns[column] == "INT64" and table.kind in _TEXTS:
+            digits = (
+                f"CASE WHEN regexp_full_match({source}, '[+-]?[0-9]{{1,20}}') THEN {source} END"
+            )
+            item = f"TRY_CAST({_signed(f'TRY_CAST({digits} AS HUGEINT)')} AS BIGINT)"
         if column in table.units and table.columns[column] == "STRING":
             item = f"NULLIF({_normalized(item)}, '')"
         if column in table.units and table.columns[column] == "BYTES":
             item = f"NULLIF({item}, ''::BLOB)"
         items.append(f"{item} AS {quoted(column)}")
     return ", ".join(items)
+
+
+def _signed(number: str) -> str:
+    """Return the signed number of the same 64 bits, as `ingest.columns.unit_identity` reads it."""
+    return f"({number} - CASE WHEN {number} > {_MOST} THEN {2 * _MOST + 2}::HUGEINT ELSE 0 END)"
+
+
+_MOST, _TEXTS = 2**63 - 1, ("csv", "jsonl")
 
 
 def _normalized(text: str) -> str:
@@ -341,7 +355,7 @@ def names_in(table: Table, path: str) -> list[str]:
         return [fields.get(column, column) for column in table.columns]
     with _text_of(table, path) as stream:
         try:
-            header = csv_header(stream)
+            header = csv_header(stream, table.reading.csv)
         except BrokenFileError:
             header = None
     if header is None:
@@ -362,9 +376,18 @@ def text_parts(table: Table, path: str) -> Iterator[Part]:
     Raises:
         RunError: it cannot be read, or has not the columns of the catalog.
     """
-    names = names_in(table, path)
+    names, reading = names_in(table, path), table.reading
     with _text_of(table, path) as stream:
-        yield from read_text(table.kind, stream, names, nested=True)
+        for part in read_text(table.kind, stream, names, nested=True, csv=reading.csv):
+            yield _as_declared(part, table) if isinstance(part, Rows) and reading.values else part
+
+
+def _as_declared(part: Rows, table: Table) -> Rows:
+    """Return texts with times in RFC 3339 and numbers with a decimal point."""
+    names = list(table.columns)
+    batch = read_as(part.batch.rename_columns(names), table.reading)
+    columns = [column.cast(pa.string()) for column in batch.columns]
+    return Rows(part.offset, pa.RecordBatch.from_arrays(columns, part.batch.schema.names))
 
 
 @contextlib.contextmanager
@@ -495,12 +518,17 @@ def _rows_query(table: Table, layout: _Layout, paths: list[str], condition: str)
         rows = read_parquet(paths, f", union_by_name = true{more}{mode}")
         return f"(FROM {rows}{condition})" if condition else rows
 
+    forms = {column: {logical.upper(), old} for column, _, _, logical, old, *_ in layout.types}
     items = []
-    for column in table.columns:
-        name = quoted(column)
+    for column, kind in table.columns.items():
+        name, stored = quoted(column), forms.get(column, set[str]())
         item = f"a.{name}" if column in layout.columns else "NULL"
         if column in layout.texts:
             item = f"CASE WHEN a.{name} = b.{name} THEN a.{name} END"
+        if "UINT_64" in stored and kind == "INT64" and column in table.units:
+            item = _signed(f"({item})::HUGEINT")
+        if "UUID" in stored:
+            item = f"unhex(replace({item}::VARCHAR, '-', ''))"
         items.append(f"{item} AS {name}")
     source = f"{read('')} AS a"
     if layout.texts:
@@ -513,14 +541,14 @@ def _rows_query(table: Table, layout: _Layout, paths: list[str], condition: str)
 
 def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> None:
     """Refuse files that have not the columns of the catalog, by their headers and footers, and
-    compressed ones that are not whole.
+    damaged ones.
 
     Args:
-        unpacked: whether compressed files are unpacked to their end; otherwise no row is read.
+        unpacked: whether compressed texts and pages are read to their end; otherwise no row is.
 
     Raises:
         RunError: a file has not the columns of the catalog, or none that can be read.
-        UsageError: a compressed text cannot be unpacked to its end.
+        UsageError: a compressed text cannot be unpacked to its end, or a page is damaged.
     """
     if table.kind == "parquet":
         # Every column is in one of the files: DuckDB has columns of its own for what no file has,
@@ -529,6 +557,10 @@ def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> 
         missing = table.columns.keys() - columns
         if missing:
             raise missing_column(table, min(missing))
+        for path in paths if unpacked else ():
+            named = [name for name in columns_of(table, path) if name.lower() in table.columns]
+            with _readable(table):
+                check_whole(path, named, f"table {table.name}", "a file of it")
         return
     for path in paths:
         if unpacked:  # one that is not whole would be read as nothing, or not to its end

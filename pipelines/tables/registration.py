@@ -50,6 +50,7 @@ from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse
 from dpstream.accounting.places import FILE_KINDS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.dialect import recoded
 from dpstream.pipelines.formats.parquet import coded_batches
 from dpstream.pipelines.formats.rows import FAULTS, Reason, Refused
 from dpstream.pipelines.formats.texts import BrokenFileError
@@ -110,7 +111,7 @@ def _text(table: Table) -> tuple[str, str] | None:
         try:
             with open(path, "rb") as raw:
                 decoder = codecs.getincrementaldecoder("utf-8")()
-                stream = plain_by_name(raw, path, table.kind)
+                stream = recoded(plain_by_name(raw, path, table.kind), table.reading.csv.encoding)
                 while block := stream.read(_BLOCK):
                     decoder.decode(block)
                 decoder.decode(b"", final=True)

@@ -38,6 +38,7 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.folder import Archive, Output, Written, archive_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.connectors.files.source import batches, pieces
+from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.input_files import stamps
 from dpstream.pipelines.connectors.query import apply_query
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
@@ -405,7 +406,7 @@ class WorkloadQuestion:
         self.ledger = required(job.ledger, "a job that is asked once has an account")
         self._workload, self._job, self._mechanism = workload, job, mechanism
         # The source hands over the columns of the domain.
-        self._reading = job.reading(self._domain.key)
+        self._reading = job.with_key(self._domain.key)
         # What is drawn and for which records: the job's plan, domain and mechanism.  The cells
         # replace the key, and what the aggregate is called is presentation.
         [aggregate] = job.plan.aggregates
@@ -426,6 +427,7 @@ class WorkloadQuestion:
         if self._out is not None:
             Output(self._out, RECEIPT, "--out").check(None)
         pieces(self._reading)
+        check_types(self._reading)
 
     def decide(self, run_id: str, account: History) -> Decision:
         """Return the charge of the question; see `ask.question.Question`."""

@@ -57,9 +57,10 @@ from dpstream.pipelines.formats.small import (
     positioned_runs,
     read_texts,
 )
-from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
+from dpstream.pipelines.formats.texts import COMMAS, csv_header, csv_positions, read_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
+from dpstream.pipelines.project.sections import CsvSection
 from dpstream.pipelines.project.source import GIVEN_COLUMNS
 from dpstream.state.disk_errors import file_errors
 
@@ -92,7 +93,7 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
         pieces = [(piece, file.size) for file in files for piece in _pieces_of(job, file)]
     out, size = list[list[Piece]](), 0
     for piece, bytes_ in pieces:
-        alone = bytes_ > SMALL_BYTES or piece[0] not in FILE_KINDS
+        alone = bytes_ > SMALL_BYTES or piece[0] not in FILE_KINDS or job.reading.csv != COMMAS
         full = size + bytes_ > TOGETHER_BYTES or not out or len(out[-1]) >= TOGETHER_FILES
         if alone or full:
             out.append([])
@@ -114,13 +115,13 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
         return
     with open(file.path, "rb") as raw:
         codec = checked_codec(raw, file.path, kind, "table.path", file_in_words(file))
-        header = csv_header(plain(raw, codec)) if kind == "csv" else None
+        header = csv_header(plain(raw, codec), job.reading.csv) if kind == "csv" else None
     if header is not None:
-        csv_positions(header, job.columns)
+        csv_positions(header, job.columns, job.reading.csv)
     yield kind if codec is None else f"{kind}+{codec}", file.partition, file.path, 0, 0
 
 
-def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
+def read_piece(piece: Piece, columns: tuple[str, ...], csv: CsvSection = COMMAS) -> Iterator[Part]:
     """Yield the rows and refused positions of one piece (`ReadFiles` without Beam).
 
     Raises:
@@ -134,10 +135,12 @@ def read_piece(piece: Piece, columns: tuple[str, ...]) -> Iterator[Part]:
     else:
         text, _, codec = kind.partition("+")
         with open(path, "rb") as raw:
-            yield from read_text(text, plain(raw, codec or None), columns)
+            yield from read_text(text, plain(raw, codec or None), columns, csv=csv)
 
 
-def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
+def read_group(
+    group: Group, columns: tuple[str, ...], batch_rows: int, csv: CsvSection = COMMAS
+) -> Iterator[ReadRows]:
     """Yield batches with positions and dead letters of pieces (`ReadFiles` without Beam).
 
     Raises:
@@ -145,7 +148,7 @@ def read_group(group: Group, columns: tuple[str, ...], batch_rows: int) -> Itera
     """
     kind = group[0][0]
     if len(group) == 1:
-        yield from _alone(group[0], columns, batch_rows)
+        yield from _alone(group[0], columns, batch_rows, csv)
         return
     if kind == "parquet":
         dead = list[ReadRows]()
@@ -172,12 +175,14 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
 
 def _all_of(job: Job) -> Iterator[ReadRows]:
     for group in groups(job):
-        yield from read_group(group, job.columns, job.batch_rows)
+        yield from read_group(group, job.columns, job.batch_rows, job.reading.csv)
 
 
-def _alone(piece: Piece, columns: tuple[str, ...], batch_rows: int) -> Iterator[ReadRows]:
+def _alone(
+    piece: Piece, columns: tuple[str, ...], batch_rows: int, csv: CsvSection
+) -> Iterator[ReadRows]:
     try:
-        yield from placed(read_piece(piece, columns), piece[1], batch_rows)
+        yield from placed(read_piece(piece, columns, csv), piece[1], batch_rows)
     except OSError as error:
         raise unreadable(piece[1], error) from None
 
@@ -205,13 +210,13 @@ def _many_parquet(
 class _ReadPiece(beam.DoFn):
     """Pieces -> batches; refused positions to the dead letter; errors carry no values."""
 
-    def __init__(self, columns: tuple[str, ...], batch_rows: int) -> None:
-        self.columns, self.batch_rows = columns, batch_rows
+    def __init__(self, columns: tuple[str, ...], batch_rows: int, csv: CsvSection) -> None:
+        self.columns, self.batch_rows, self.csv = columns, batch_rows, csv
 
     @guarded("source")
     def process(self, element: Group) -> Iterable[Any]:
         """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
-        yield from map(output, read_group(element, self.columns, self.batch_rows))
+        yield from map(output, read_group(element, self.columns, self.batch_rows, self.csv))
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]
@@ -231,7 +236,7 @@ class ReadFiles(beam.PTransform):  # type: ignore[misc]
     def __init__(self, job: Job, files: Sequence[SourceFile] | None = None) -> None:
         super().__init__()
         self._groups = groups(job, files)
-        self._dofn = _ReadPiece(job.columns, job.batch_rows)
+        self._dofn = _ReadPiece(job.columns, job.batch_rows, job.reading.csv)
 
     def reads(self, job: Job) -> bool:
         """Return whether these are the files of a job, as they are now."""

@@ -46,8 +46,10 @@ from dpstream.pipelines.connectors.inputs import (
     read_transform,
     stands,
 )
+from dpstream.pipelines.formats.dialect import parts_as
 from dpstream.pipelines.formats.rows import Part, Refused, Rows, unreadable
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.dialect import Reading
 
 #: The index knows the least stamp of so many rows together; of 2, 4, ... times as many in a piece
 #: that has more such groups of rows than the second number.
@@ -67,6 +69,7 @@ class Recording(NamedTuple):
         columns: all that are read; ``stamp``: the one of stamps.
         begin, end: stamps are clipped to these instants.
         batch_rows: most rows of a part.
+        reading: how the files are read.
     """
 
     pieces: tuple[Piece, ...]
@@ -75,6 +78,7 @@ class Recording(NamedTuple):
     begin: int
     end: int
     batch_rows: int
+    reading: Reading
 
 
 class Index(NamedTuple):
@@ -103,7 +107,8 @@ def recording_of(job: Job) -> Recording:
     stamp = plan.event_time if plan.stamp == "event_time" else plan.stamp
     end = timeline.instant_of(timeline.last_trigger_time)
     rows = job.batch_rows
-    return Recording(tuple(pieces(job)), job.columns, stamp, timeline.start, end, rows)
+    begin, reading = timeline.start, job.reading
+    return Recording(tuple(pieces(job)), job.columns, stamp, begin, end, rows, reading)
 
 
 @functools.lru_cache(maxsize=2)
@@ -136,7 +141,7 @@ def _least_stamps(piece: Piece, recording: Recording) -> tuple[int, Int64, Int64
     """Rows of a grain, grains (ascending), their least stamps, and rows of a piece in all."""
     size, rows, waiting = GRAIN_ROWS, 0, 0
     grains, least = [np.zeros(1, np.int64)], [np.full(1, NEVER)]
-    for part in _read_stamps(piece, recording.stamp):
+    for part in _read_stamps(piece, recording):
         if isinstance(part, Refused):
             rows = max(rows, int(part.offsets[-1]) + 1 - piece[4])
             continue
@@ -164,9 +169,10 @@ def _merged(size: int, grains: list[Int64], least: list[Int64]) -> tuple[int, In
         size, number = size * 2, number // 2
 
 
-def _read_stamps(piece: Piece, column: str) -> Iterator[Part]:
+def _read_stamps(piece: Piece, recording: Recording) -> Iterator[Part]:
+    reading = recording.reading
     try:
-        yield from read_piece(piece, (column,))
+        yield from parts_as(read_piece(piece, (recording.stamp,), reading.csv), reading)
     except OSError as error:
         raise unreadable(piece[1], error) from None
 
@@ -219,7 +225,7 @@ class OpenPieces:
         """The open piece at file row ``row``: opened again only after a restart."""
         opened = self._open.pop(number, None)
         if opened is None or opened.row > row:
-            opened = _OpenPiece(self.recording.pieces[number], self.recording.columns)
+            opened = _OpenPiece(self.recording, number)
         opened.skip(row)
         self._open[number] = opened
         if len(self._open) > OPEN_PIECES:
@@ -230,9 +236,10 @@ class OpenPieces:
 class _OpenPiece:
     """One piece, read from front to back; holds what was decoded beyond what was taken."""
 
-    def __init__(self, piece: Piece, columns: tuple[str, ...]) -> None:
+    def __init__(self, recording: Recording, number: int) -> None:
+        piece, csv = recording.pieces[number], recording.reading.csv
         self.row, self._partition = piece[4], piece[1]
-        self._parts, self._held = read_piece(piece, columns), list[Part]()
+        self._parts, self._held = read_piece(piece, recording.columns, csv), list[Part]()
         self._read = False
 
     def skip(self, row: int) -> None:

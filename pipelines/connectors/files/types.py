@@ -7,6 +7,7 @@ lie in 1970.  CSV and JSON Lines have no types; their rows are judged one by one
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,9 +18,11 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.pipelines.formats.compression import plain_by_name
-from dpstream.pipelines.formats.parquet import is_os_error, row_groups
-from dpstream.pipelines.formats.texts import ANEW, BrokenFileError, csv_header, csv_positions
+from dpstream.pipelines.formats.parquet import check_whole, is_os_error, row_groups
+from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, csv_positions
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.sections import CsvSection, TimeColumn
+from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
     from dpstream.pipelines.connectors.input_files import SourceFile
@@ -46,7 +49,8 @@ class _Role(NamedTuple):
 
 
 def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
-    """Refuse Parquet files whose schema cannot be what the job says, or that are all none.
+    """Refuse Parquet files whose schema cannot be what the job says, damaged ones, or that are all
+    none.
 
     One file that is none among others is a dead letter.
 
@@ -56,10 +60,10 @@ def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
     Raises:
         UsageError: names the field of the job, the column and its type.
     """
-    from dpstream.pipelines.connectors.input_files import manifest  # loads Beam
+    from dpstream.pipelines.connectors.input_files import file_in_words, manifest  # loads Beam
 
     if job.source.kind == "csv":
-        _check_headers(manifest(job) if files is None else files)
+        _check_headers(manifest(job) if files is None else files, job.reading.csv)
     if job.source.kind != "parquet":
         return
     roles, files = list(_roles(job)), manifest(job) if files is None else files
@@ -74,6 +78,8 @@ def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
     for file, schema in zip(files, schemas, strict=True):
         if schema is not None:
             _check_schema(schema, roles, file.partition)
+            with file_errors("table.path", "cannot be read"):
+                check_whole(file.path, job.columns, "table.path", file_in_words(file))
 
 
 def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> None:
@@ -108,18 +114,18 @@ def check_file(job: Job, path: str) -> None:
                 _check_schema(schema, list(_roles(job)), 0)
             return
         with open(path, "rb") as raw:
-            header = csv_header(plain_by_name(raw, path, "csv"))
+            header = csv_header(plain_by_name(raw, path, "csv"), job.reading.csv)
         if header is not None:
-            csv_positions(header, job.data_columns)
+            csv_positions(header, job.data_columns, job.reading.csv)
 
 
-def _check_headers(files: "Sequence[SourceFile]") -> None:
+def _check_headers(files: "Sequence[SourceFile]", csv: CsvSection) -> None:
     """Refuse CSV files none of which has a first line with names; one among others is a dead
     letter."""
     for file in files:
         with open(file.path, "rb") as raw:
             try:
-                header = csv_header(plain_by_name(raw, file.path, "csv"))
+                header = csv_header(plain_by_name(raw, file.path, "csv"), csv)
             except BrokenFileError:
                 header = None
         if header is not None:
@@ -127,14 +133,15 @@ def _check_headers(files: "Sequence[SourceFile]") -> None:
     if files:
         raise UsageError(
             "table.path",
-            "names no CSV file whose first line has the names of its columns, separated by commas",
-            f"write that line; if other characters separate the fields, {ANEW}",
+            "names no CSV file whose first line has the names of its columns",
+            "write that line; or say how the files are written: csv = { skip_rows = 2 }, or "
+            'csv = { names = ["user", "page", "time"] } if they have no header',
         )
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values that a dictionary or extension type holds."""
-    while _types.is_dictionary(kind) or isinstance(kind, pa.ExtensionType):
+    while _types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         kind = kind.value_type if _types.is_dictionary(kind) else kind.storage_type
     return kind
 
@@ -157,14 +164,13 @@ def _roles(job: Job) -> Iterator[_Role]:
     yield _identity("table.unit_column", None, plan.unit, job)
     if plan.record_id is not None:
         yield _identity("table.record_id", "record_id = %s", plan.record_id, job)
-    micros = job.micros
-    yield _time("table.time_column", plan.event_time, micros, job)
+    yield _time("table.time_column", plan.event_time, job.reading.time, job)
     if plan.stamp != "event_time":
-        yield _time("table.stamp", plan.stamp, True, job)
+        yield _time("table.stamp", plan.stamp, _COUNTED, job)
     if source.query is not None:
         return
     for field in plan.key if job.cells is None else ():
-        yield _identity("key", "key = [..., %s]", field, job)
+        yield _key(field, job)
     for aggregate in plan.aggregates:
         if aggregate.column is not None:
             yield _number(aggregate.column, job)
@@ -196,24 +202,46 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
     return _Role(where, field.column, _FITS[field.type], f"is declared '{field.type}'", fix)
 
 
-def _time(where: str, column: str, micros: bool, job: Job) -> _Role:
+#: Whole numbers of a stamp are microseconds.
+_COUNTED = TimeColumn("", unit="us")
+
+
+def _key(field: Field, job: Job) -> _Role:
+    """Return the role of a key, whose values are published: an unsigned number may be none.
+
+    Whole numbers that a library has written as floats, because one is missing, are keys; as ids
+    they are not, because beyond 2^53 two people would be one.
+    """
+    role = _identity("key", "key = [..., %s]", field, job)
+
     def fits(kind: pa.DataType) -> bool:
-        if _types.is_int64(kind) or _types.is_uint64(kind):
-            return micros
+        if field.type == "int":
+            return not _types.is_uint64(kind) and (role.fits(kind) or _is_numeric(kind))
+        return role.fits(kind)
+
+    def fix(kind: pa.DataType) -> str:
+        unsigned = field.type == "int" and _types.is_uint64(kind)
+        text = f"half of its numbers are beyond INT64: {_cast(job, field.column, 'VARCHAR')}"
+        return text if unsigned else role.fix(kind)
+
+    return role._replace(fits=fits, fix=fix)
+
+
+def _time(where: str, column: str, declared: TimeColumn | None, job: Job) -> _Role:
+    def fits(kind: pa.DataType) -> bool:
+        if declared is not None and declared.unit is not None and where != "table.stamp":
+            return _counts(kind) or _is_text(kind)
+        if declared is not None and declared.format is not None:
+            return _is_text(kind)
+        if _counts(kind):
+            return declared is _COUNTED and _types.is_integer(kind)
         return bool(_types.is_timestamp(kind) or _types.is_date(kind) or _is_text(kind))
 
     def fix(kind: pa.DataType) -> str:
-        if _types.is_integer(kind) or _types.is_floating(kind):
-            name = _quoted(column)
-            seconds = _rewrite(job, f"* REPLACE (to_timestamp({name}) AS {name})")
-            also = (
-                f'if it counts microseconds, write time_column = {{ column = "{column}", type ='
-                ' "micros" }; '
-                if _types.is_int64(kind) or _types.is_uint64(kind)
-                else ""
-            )
-            return f"{also}if seconds, {seconds}; if milliseconds, the same with epoch_ms"
-        return "name a column of timestamps"
+        if _counts(kind):
+            written = f'time_column = {{ column = {json.dumps(column)}, unit = "s" }}'
+            return f'write {written} if it counts seconds since 1970; or unit = "ms" or "us"'
+        return "name a column of timestamps, or correct what is declared of it"
 
     return _Role(where, column, fits, "is to be a time", fix)
 
@@ -225,6 +253,10 @@ def _number(column: str, job: Job) -> _Role:
         return 'name a column of numbers, or count records with kind = "count" and no column'
 
     return _Role("aggregate.column", column, _is_numeric, "is to be summed", fix)
+
+
+def _counts(kind: pa.DataType) -> bool:
+    return bool(_types.is_integer(kind) or _types.is_floating(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -248,14 +280,18 @@ def _is_numeric(kind: pa.DataType) -> bool:
 _FITS: dict[str, Callable[[pa.DataType], bool]] = {
     "string": lambda kind: _is_text(kind) or _is_bytes(kind),
     "bytes": lambda kind: _is_text(kind) or _is_bytes(kind),
-    "int": lambda kind: _is_numeric(kind) or _is_text(kind),
+    "int": lambda kind: _is_whole(kind) or _is_text(kind),
     "bool": lambda kind: bool(_types.is_boolean(kind)) or _is_text(kind),
 }
 
 
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(_types.is_integer(kind) or _types.is_decimal(kind))
+
+
 def _declared(kind: pa.DataType) -> str | None:
     """What to declare for a type."""
-    if _types.is_integer(kind):
+    if _is_whole(kind):
         return "int"
     if _types.is_boolean(kind):
         return "bool"

@@ -62,8 +62,9 @@ from dpstream.pipelines.connectors.inputs import (
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.parquet import UnpacksTooLargeError, read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, after, refuse
-from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.formats.texts import COMMAS, read_text
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.sections import CsvSection
 from dpstream.pipelines.project.source import GIVEN_COLUMNS
 from dpstream.pipelines.project.text import duration_micros
 
@@ -78,11 +79,13 @@ class Files(NamedTuple):
     Attributes:
         folder, kind: where they are, and ``parquet``, ``csv`` or ``jsonl``.
         columns: of every batch, in this order; those of `GIVEN_COLUMNS` hold the closing time.
+        csv: how CSV files are written.
     """
 
     folder: Folder
     kind: str
     columns: tuple[str, ...]
+    csv: CsvSection = COMMAS
 
     @property
     def data_columns(self) -> tuple[str, ...]:
@@ -168,7 +171,7 @@ class Files(NamedTuple):
             return
         with self.folder.stream(name) as stream:
             text = plain_by_name(stream, name, self.kind)
-            yield from read_text(self.kind, text, self.data_columns)
+            yield from read_text(self.kind, text, self.data_columns, csv=self.csv)
 
     def _arrow(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """What Arrow opens itself: a path, or an object whose faults have numbers."""
@@ -350,7 +353,7 @@ def _readers(job: Job, begin: int) -> tuple[Markers | Settled, Files]:
     watch: Markers | Settled = Settled(folder, f".{kind}", settle)
     if job.plan.stamp != "_closed":
         watch = Markers(folder, begin, 0 if job.plan.stamp == "_manifest" else settle)
-    return watch, Files(folder, kind, job.columns)
+    return watch, Files(folder, kind, job.columns, job.reading.csv)
 
 
 class _Pieces(beam.DoFn):

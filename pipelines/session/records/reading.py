@@ -34,9 +34,12 @@ from dpstream.pipelines.formats.compression import (
     plain,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.formats.parquet import read_row_group, row_groups
+from dpstream.pipelines.formats.dialect import parts_as
+from dpstream.pipelines.formats.parquet import check_whole, read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, refuse
 from dpstream.pipelines.formats.texts import csv_header, csv_positions, read_text
+from dpstream.pipelines.project.dialect import Reading
+from dpstream.pipelines.project.sections import CsvSection
 from dpstream.pipelines.session.config import Config, kind_of
 from dpstream.state.disk_errors import file_error, file_errors
 
@@ -107,7 +110,7 @@ def records_of(
     named = [name for name in config.columns if name is not None]
     needed = sorted({*named, *([config.record_id.column] if config.record_id is not None else [])})
     for number, path in enumerate(files):
-        for part in parts_of(path, needed):
+        for part in parts_of(path, needed, config.reading):
             if isinstance(part, Refused):
                 yield Letters(number, part.offsets, part.reasons)
             else:
@@ -124,7 +127,7 @@ def ids_of(
     """
     column = required(config.record_id, "records have ids").column
     for number, path in enumerate(files):
-        for part in parts_of(path, [column]):
+        for part in parts_of(path, [column], config.reading):
             if isinstance(part, Refused):
                 rows, none = part.offsets, np.zeros(len(part.offsets), np.bool_)
                 yield number, rows, np.zeros((len(rows), 2), np.uint64), none
@@ -133,8 +136,12 @@ def ids_of(
                 yield number, part.offset + np.arange(part.batch.num_rows), ids, given
 
 
-def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
-    """Yield rows and refused positions of one file; see `pipelines.connectors.files.source`."""
+def parts_of(path: str, needed: Sequence[str], reading: Reading) -> Iterator[Part]:
+    """Return rows and refused positions of one file; see `pipelines.connectors.files.source`."""
+    return parts_as(_parts_of(path, needed, reading.csv), reading)
+
+
+def _parts_of(path: str, needed: Sequence[str], csv: CsvSection) -> Iterator[Part]:
     kind, field = kind_of(path, "records"), "records"
     name = os.path.basename(path)
     try:
@@ -144,10 +151,10 @@ def parts_of(path: str, needed: Sequence[str]) -> Iterator[Part]:
         with open(path, "rb") as raw:
             codec = checked_codec(raw, path, kind, field, name)
             text = plain(raw, codec)
-            if kind == "csv" and (header := csv_header(text)) is not None:
-                csv_positions(header, needed)
+            if kind == "csv" and (header := csv_header(text, csv)) is not None:
+                csv_positions(header, needed, csv)
             raw.seek(0)
-            yield from read_text(kind, plain(raw, codec), needed)
+            yield from read_text(kind, plain(raw, codec), needed, csv=csv)
     except UsageError as error:
         if not error.field.startswith("column '"):
             raise
@@ -165,6 +172,8 @@ def _parquet(path: str, needed: Sequence[str], name: str) -> Iterator[Part]:
     if starts is None:
         refuse_packed_parquet(path, "records", name)
         yield refuse(0, Reason.UNREADABLE_FILE)
+    else:
+        check_whole(path, needed, "records", name)
     for group, first in enumerate(starts or ()):
         yield from read_row_group(path, needed, group, first)
 

@@ -5,7 +5,7 @@ import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,11 +75,6 @@ def millis(hour: Hour) -> None:
 def through_duckdb(hour: Hour) -> None:
     hour.duckdb()
     hour.edit('"visits.parquet"', '"data.parquet"')
-
-
-def from_millis(hour: Hour) -> None:
-    hour.message = hour.message.replace("to_timestamp", "epoch_ms")  # as the fix says
-    through_duckdb(hour)
 
 
 def page_ids(hour: Hour) -> None:
@@ -231,6 +226,14 @@ def in_quotes(hour: Hour) -> None:
     hour.edit("start = 2024-01-01", hour.fix_part(r'start = "[^"]*"'))
 
 
+def with_unit(unit: str) -> Callable[[Hour], None]:
+    def declare(hour: Hour) -> None:
+        written = hour.fix_part(r"time_column = \{[^}]*\}")
+        hour.edit('time_column = "at"', written.replace('"s"', f'"{unit}"'))
+
+    return declare
+
+
 PATH, UNIT = 'path = "visits.parquet"', 'unit_column = "user"'
 MISTAKES = {
     "a column that is not there": Mistake(
@@ -250,12 +253,11 @@ MISTAKES = {
     "struct key": Mistake(
         page_ids, 2, ("key", "a struct", '"page"."name" AS "page_name"'), use_the_part),
     "seconds since 1970": Mistake(
-        seconds, 2, ("table.time_column", "is int64", "if seconds"), through_duckdb),
+        seconds, 2, ("table.time_column", "is int64", 'unit = "s"'), with_unit("s")),
     "milliseconds since 1970": Mistake(
-        millis, 2, ("table.time_column", "if milliseconds"), from_millis),
+        millis, 2, ("table.time_column", 'or unit = "ms"'), with_unit("ms")),
     "microseconds since 1970": Mistake(
-        micros, 2, ("table.time_column", 'type = "micros"'),
-        lambda hour: hour.edit('time_column = "at"', hour.fix_part(r"time_column = \{[^}]*\}"))),
+        micros, 2, ("table.time_column", 'or "us"'), with_unit("us")),
     "text in a sum": Mistake(
         lambda hour: hour.column("amount", visits()["amount"].cast(pa.string())), 2,
         ("aggregate.column", "is string", 'CAST("amount" AS DOUBLE)'), through_duckdb),

@@ -224,7 +224,7 @@ def replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     (tmp_path / "visits.csv").write_text("user,page,time\nu,p,2024-01-01T00:00:00Z\n")
     return answers(
         Given("visits.csv", "user", ("page",), "time", (), (), "2024-01-01", "2024-01-02", "day",
-              None, 1.0, 1e-6, 4, False, False), NOBODY,
+              None, 1.0, 1e-6, 4, False), NOBODY,
     )  # fmt: skip
 
 

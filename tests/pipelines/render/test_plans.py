@@ -252,7 +252,7 @@ def test_every_fault_has_its_place_and_fix() -> None:
         ({"most_units_up_to_needed": None}, "not counted: too many keys"),
         ({"units_needed": 5}, "nothing is likely: no key has 5 units of one window"),
         ({"units_needed": 5, "complete": False}, "the most is 4, among the rows read"),
-        ({"unusable": [FAULT | {"no_time": 1}]}, "Fix: write times as 2024-01-31T13:05:00Z"),
+        ({"unusable": [FAULT | {"no_time": 1}]}, "Fix: say in the table how its times are written"),
     ],
 )
 def test_what_else_it_says(changes: dict[str, Any], words: str) -> None:

@@ -190,7 +190,7 @@ def test_integer_nodes_are_mixed_once(tmp_path: Path) -> None:
 def cells_of(job: Job) -> Rows:
     """The cells of a job's records."""
     job, domain = asked_once(workload(), job)
-    return bounded(job.reading(domain.key), domain, secret_source(job).ring())
+    return bounded(job.with_key(domain.key), domain, secret_source(job).ring())
 
 
 def test_cells_of_all_records_in_the_domain(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Declared dialects: characters, numbers and times, against Python's own readers."""
+
+import io
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpstream.pipelines.formats.dialect import instants, number_texts, recoded
+from dpstream.pipelines.formats.rows import Rows
+from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.project.dialect import ENCODINGS, encoding_of, reading_of
+from dpstream.pipelines.project.sections import CsvSection, TableSection, TimeColumn
+from tests.golden.pinned import check, of_refusals
+
+
+@pytest.mark.parametrize("encoding", sorted(ENCODINGS - {"utf-8"}))
+@settings(max_examples=25, deadline=None)
+@given(damage=st.binary(max_size=9), size=st.integers(1, 7))
+def test_damage_stays_within_its_line(encoding: str, damage: bytes, size: int) -> None:
+    """Whatever bytes a line has, and wherever a block ends, the next line is read as written."""
+    wide = encoding.startswith("utf-16")  # of which a line end is a code unit, not a byte
+    units = [damage[at : at + 1 + wide] for at in range(0, len(damage), 1 + wide)]
+    ends = (b"\n", b"\n\0", b"\0\n")
+    damage = b"".join(unit for unit in units if len(unit) == 1 + wide and unit not in ends)
+    header = "id,x\n1,".encode(encoding)
+    after = "\nabc,42\n".encode("utf-16-le" if encoding == "utf-16" else encoding)
+    data = header + damage + after
+    csv = CsvSection(encoding=encoding)
+    rows = [
+        row
+        for part in read_text("csv", io.BytesIO(data), ["id", "x"], csv=csv)
+        if isinstance(part, Rows)
+        for row in part.batch.to_pylist()
+    ]
+    assert rows[-1] == {"id": "abc", "x": "42"}
+    stream = recoded(io.BytesIO(data), encoding)
+    pieces = b"".join(iter(partial(stream.read, size), b""))
+    assert pieces == recoded(io.BytesIO(data), encoding).read(len(data))
+
+
+@pytest.mark.parametrize("name", ["utf-7", "iso2022_jp", "hz", "utf-32", "cp037", "base64", "x\0"])
+def test_encodings_in_which_a_byte_decides_about_others_are_not_read(name: str) -> None:
+    assert encoding_of(name) is None
+
+
+def test_an_encoding_has_many_names() -> None:
+    assert {encoding_of(name) for name in ("latin-1", "ISO-8859-1", "l1")} == {"iso8859-1"}
+    text = "Zoë €\n"
+    data = recoded(io.BytesIO(text.encode("cp1252")), "windows-1252").read(100)
+    assert data.decode() == text
+
+
+FORMATS = (
+    "%d.%m.%Y %H:%M", "%m/%d/%y %I:%M %p", "%Y%m%d%H%M%S", "%B %d, %Y", "%d-%b-%Y %H:%M:%S.%f",
+    "%d/%b/%Y:%H:%M:%S %z", "%%%Y-%m-%d",
+)  # fmt: skip
+PIECES = [
+    *("0", "1", "2", "9", "12", "13", "29", "30", "31", "1999", "2024", "Feb", "March", "am", "PM"),
+    *("+0200", "-05:30", "Z", " ", ".", ":", "/", ",", "-", "%"),
+]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=300, deadline=None)
+@given(
+    at=st.datetimes(datetime(1969, 1, 1), datetime(2068, 12, 31)),
+    change=st.tuples(st.integers(0, 20), st.sampled_from(PIECES)),
+)
+def test_times_are_those_of_strptime(form: str, at: datetime, change: tuple[int, str]) -> None:
+    """Where Python reads a text, the instant is Python's; where it does not, there is none."""
+    text = at.replace(tzinfo=UTC).strftime(form)
+    where, piece = change
+    damaged = text[:where] + piece + text[where + len(piece) :]
+    for each in (text, damaged):
+        try:
+            expected = datetime.strptime(each, form)
+        except ValueError:
+            expected = None
+        got = instants(pa.array([each]), TimeColumn("t", format=form))[0].as_py()
+        if expected is not None and expected.tzinfo is None:
+            expected = expected.replace(tzinfo=UTC)
+        if got is None:
+            # Python also reads spaces, one digit of a day and more forms of an offset.
+            assert each != text
+        else:
+            assert got == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    amount=st.decimals(-(10**9), 10**9, places=2, allow_nan=False),
+    signs=st.sampled_from([(",", "."), (".", ","), (",", " "), (".", "'"), (",", "")]),
+    text=st.text("0123456789.,' +-eE", max_size=9),
+)
+def test_numbers_have_the_declared_signs(amount, signs, text: str) -> None:  # type: ignore[no-untyped-def]
+    decimal, thousands = signs
+    csv = CsvSection(decimal=decimal, thousands=thousands)
+    written = f"{amount:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
+    read, other = number_texts(pa.array([written, text]), csv).to_pylist()
+    assert float(read) == float(amount)
+    if other:  # what is read as a number has no sign in another place
+        plain = text.replace(thousands, "") if thousands else text
+        assert float(other) == float(plain.replace(decimal, "."))
+        assert not thousands or all(len(group) >= 3 for group in text.split(thousands)[1:])
+
+
+def test_what_cannot_be_declared_is_refused() -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "two signs": {"csv": CsvSection(delimiter=";;")},
+        "a quote": {"csv": CsvSection(delimiter='"')},
+        "a digit": {"csv": CsvSection(delimiter="1")},
+        "one sign for both": {"csv": CsvSection(decimal=",", thousands=",")},
+        "a letter": {"csv": CsvSection(thousands="x")},
+        "stateful": {"csv": CsvSection(encoding="iso2022_jp")},
+        "unknown": {"csv": CsvSection(encoding="klingon")},
+        "no names": {"csv": CsvSection(names=())},
+        "names twice": {"csv": CsvSection(names=("a", "a"))},
+        "of JSON Lines": {"csv": CsvSection(delimiter=";"), "path": "a.jsonl"},
+        "a unit and a zone": {"time_column": TimeColumn("t", unit="s", zone="UTC")},
+        "no zone": {"time_column": TimeColumn("t", zone="Mars/Olympus")},
+        "a path": {"time_column": TimeColumn("t", zone="../../etc/passwd")},
+        "no date": {"time_column": TimeColumn("t", format="%H:%M")},
+        "a year twice": {"time_column": TimeColumn("t", format="%Y %y-%m-%d")},
+        "half a clock": {"time_column": TimeColumn("t", format="%Y-%m-%d %I:%M")},
+        "a directive of others": {"time_column": TimeColumn("t", format="%Y-%m-%d %c")},
+        "a percent sign": {"time_column": TimeColumn("t", format="%Y-%m-%d %")},
+    }
+    calls = {
+        name: partial(reading_of, "table.t", TableSection(**{"path": "a.csv", **section}), ())
+        for name, section in sections.items()
+    }
+    check(Path(__file__).with_name("dialects.txt"), of_refusals(calls))

@@ -1,0 +1,92 @@
+"""Damaged files: every door refuses one before a charge, or reads all of its rows."""
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpstream.accounting.errors import DpstreamError
+from dpstream.pipelines.connectors.files.source import batches, pieces
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.session.config import load_config
+from dpstream.pipelines.session.records.reading import Letters, files_of, records_of
+from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.tables.registration import require_fitting
+from tests.worlds.fixtures import LAYOUTS, ROWS, Variant, csv_of, parquet_of
+from tests.worlds.test_doors import SESSION, project
+
+
+def flipped(layout: str, seed: int) -> Variant:
+    """A Parquet file of which one bit before the footer is another."""
+    variant = parquet_of(layout=layout)
+    data, drawn = bytearray(variant.data), random.Random(seed)
+    footer = int.from_bytes(data[-8:-4], "little")
+    data[drawn.randrange(4, len(data) - footer - 8)] ^= 1 << drawn.randrange(8)
+    return variant._replace(name=f"{layout}-{seed}.parquet", data=bytes(data))
+
+
+def cut(packer: str, part: int) -> Variant:
+    """A compressed text that ends early."""
+    variant = csv_of(packer=packer)
+    end = len(variant.data) * part // 10
+    return variant._replace(name=f"{part}.csv{packer}", data=variant.data[:end])
+
+
+DAMAGED = [
+    *(flipped(layout, seed) for layout, seed in itertools.product(LAYOUTS, range(8))),
+    *(cut(packer, part) for packer in (".gz", ".bz2", ".zst") for part in range(1, 10)),
+]
+
+
+def rows_of_a_job(folder: Path, variant: Variant) -> int:
+    job = load_job(project(folder, variant))
+    pieces(job)
+    check_types(job)
+    return sum(batch.num_rows for batch in batches(job))
+
+
+def rows_of_sql(folder: Path, variant: Variant) -> int:
+    typed = 'columns = { user = "STRING", shop = "STRING", at = "TIMESTAMP", amount = "FLOAT64" }'
+    variant = variant._replace(unit="string")
+    catalog = load_catalog(project(folder, variant, table=typed))
+    require_fitting(catalog, ["day"])
+    with Engine(catalog, ["day"]) as engine:
+        return int(engine.run("SELECT COUNT(*) AS n FROM day")["n"][0].as_py())
+
+
+def rows_of_a_session(folder: Path, variant: Variant) -> int:
+    config = load_config(project(folder, variant, SESSION))
+    parts = list(records_of(config, files_of(config.records, "path"), None))
+    return sum(len(part.rows) for part in parts if not isinstance(part, Letters))
+
+
+DOORS = [rows_of_a_job, rows_of_sql, rows_of_a_session]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("variant", DAMAGED, ids=lambda variant: variant.name)
+def test_a_damaged_file_is_refused_or_read_to_its_end(
+    variant: Variant, door: Callable[[Path, Variant], int], tmp_path: Path
+) -> None:
+    try:
+        assert door(tmp_path, variant) == len(ROWS)
+    except DpstreamError as error:
+        assert not any(row.shop in str(error) for row in ROWS)
+
+
+def test_most_damage_is_seen(tmp_path: Path) -> None:
+    """A cut text always, pages with checksums but for their own headers, no file that is whole."""
+    refused = list[str]()
+    for variant in DAMAGED:
+        try:
+            rows_of_a_job(tmp_path, variant)
+            assert "csv" not in variant.name
+        except DpstreamError:
+            refused.append(variant.name)
+    assert sum("checksums" in name for name in refused) >= 7
+    assert len(refused) >= 50
+    assert rows_of_a_job(tmp_path, parquet_of()) == len(ROWS)

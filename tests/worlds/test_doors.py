@@ -1,0 +1,213 @@
+"""Every variant of a day says the same through every door: counts, units, times and sums by key."""
+
+import io
+import itertools
+import warnings
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dpstream
+from dpstream.accounting.strength import WeakGuaranteeWarning
+from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.connectors.files.source import canonical_records
+from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.session.config import load_config
+from dpstream.pipelines.session.records.reading import Letters, files_of, records_of
+from dpstream.pipelines.sql.load import load_catalog
+from dpstream.pipelines.tables.engine import Engine
+from tests.worlds.fixtures import ROWS, SHOPS, VARIANTS, Variant, instant_of, write
+
+PROJECT = """\
+version = 1
+
+[data_set.day]
+unit = {{ name = "who", type = "{unit}" }}
+insecure_test_secret = "{secret}"
+account = {{ path = "account.db", id = "0123456789abcdef" }}
+
+[table.day]
+path = "{path}"
+unit_column = "user"
+{table}
+
+[job.daily]
+table = "day"
+key = ["shop"]
+aggregate.records = {{ kind = "count" }}
+aggregate.amount = {{ kind = "sum", column = "amount", bounds = [-10000, 10000], grid = 0.01 }}
+start = "2024-03-01T00:00:00Z"
+end = "2024-05-01T00:00:00Z"
+window = "61 days"
+release_every = "61 days"
+budget = {{ epsilon = 1, delta = 1e-6, covers = "window" }}
+contributions = 1000
+sink = {{ kind = "parquet", path = "releases" }}
+"""
+TYPES = {"int": "INT64", "string": "STRING", "bytes": "BYTES"}
+SESSION = """\
+version = 1
+
+[data_set.day]
+insecure_test_secret = "{secret}"
+account = {{ path = "account.db", id = "0123456789abcdef" }}
+
+[table.day]
+data_set = "day"
+path = "{path}"
+{table}
+
+[table.day.dimension]
+shop = {{ type = "category", values = {shops} }}
+amount = {{ type = "real", low = -10000, high = 10000, step = 100 }}
+epsilon = {{ type = "budget", value = 1.0, most = 1.0, step = 0.5 }}
+
+[table.day.dimension.at]
+type = "timestamp"
+low = "2024-03-01T00:00:00Z"
+high = "2024-05-01T00:00:00Z"
+step = "1 hour"
+"""
+SECRET = "0f" * 32
+HOUR = 3_600_000_000
+
+
+class Day(NamedTuple):
+    """What a door has read, by key.
+
+    Attributes:
+        records: of each key; units: distinct ones; amount: sum in hundredths.
+        times: micros of all records, sorted.
+    """
+
+    records: dict[str, int]
+    units: dict[str, int]
+    amount: dict[str, int]
+    times: list[int]
+
+
+def truth(variant: Variant) -> Day:
+    by_shop = {shop: [row for row in ROWS if row.shop == shop] for shop in SHOPS}
+    return Day(
+        {shop: len(rows) for shop, rows in by_shop.items()},
+        {shop: len({row.user for row in rows}) for shop, rows in by_shop.items()},
+        {shop: int(sum(row.amount for row in rows) * 100) for shop, rows in by_shop.items()},
+        sorted(instant_of(row, variant) for row in ROWS),
+    )
+
+
+def project(folder: Path, variant: Variant, text: str = PROJECT, table: str = "") -> Path:
+    write(folder, variant)
+    (folder / "dpstream.toml").write_text(
+        text.format(
+            unit=variant.unit, secret=SECRET, path=variant.name, table=f"{variant.table}\n{table}",
+            shops=list(SHOPS),
+        )
+    )  # fmt: skip
+    return folder
+
+
+def through_a_job(folder: Path, variant: Variant) -> Day:
+    job = load_job(project(folder, variant))
+    check_types(job)
+    records, amount = defaultdict[str, int](int), defaultdict[str, int](int)
+    units, times = defaultdict[str, set[bytes]](set), list[int]()
+    for batch in canonical_records(job, job.plan, KeyRing(bytes.fromhex(SECRET))):
+        rows = batch.to_pydict()
+        times += rows["stamp"]
+        for shop, unit, value in zip(rows["shop"], rows["unit"], rows["v1"], strict=True):
+            records[shop] += 1
+            amount[shop] += value
+            units[shop].add(bytes(unit))
+    counted = {shop: len(of_shop) for shop, of_shop in units.items()}
+    return Day(dict(records), counted, dict(amount), sorted(times))
+
+
+def through_sql(folder: Path, variant: Variant) -> Day:
+    text = not variant.name.endswith("parquet")
+    columns = f"user = '{TYPES[variant.unit]}', shop = 'STRING', at = 'TIMESTAMP'"
+    typed = f"columns = {{ {columns}, amount = 'NUMERIC' }}" if text else ""
+    catalog = load_catalog(project(folder, variant, table=typed))
+    with Engine(catalog, ["day"]) as engine:
+        rows = engine.run(
+            'SELECT shop, COUNT(*) AS records, COUNT(DISTINCT "user") AS units, '
+            "SUM(CAST(amount AS DECIMAL(20, 2))) AS amount FROM day GROUP BY shop"
+        ).to_pylist()
+        times = list[int]()
+        if catalog.tables["day"].columns["at"] in ("TIMESTAMP", "DATETIME", "DATE"):
+            at = engine.run('SELECT EPOCH_US("at"::TIMESTAMP) AS t FROM day ORDER BY t')
+            times = at["t"].to_pylist()
+    return Day(
+        {row["shop"]: row["records"] for row in rows},
+        {row["shop"]: row["units"] for row in rows},
+        {row["shop"]: int(Decimal(row["amount"]) * 100) for row in rows},
+        times,
+    )
+
+
+def through_a_session(folder: Path, variant: Variant) -> tuple[dict[str, int], list[int]]:
+    """Records by key, and the hours of their times."""
+    config = load_config(project(folder, variant, SESSION))
+    records, hours = defaultdict[str, int](int), list[int]()
+    for part in records_of(config, files_of(config.records, "path"), None):
+        assert not isinstance(part, Letters)
+        assert part.usable.all()
+        for shop, hour in part.at[:, [0, -1]].tolist():
+            records[SHOPS[shop]] += 1
+            hours.append(hour)
+    return dict(records), sorted(hours)
+
+
+def through_a_table(variant: Variant) -> dict[str, int]:
+    """Units by key of a question whose noise is less than a half."""
+    table = pq.read_table(io.BytesIO(variant.data))
+    with warnings.catch_warnings(action="ignore", category=WeakGuaranteeWarning):
+        answer = dpstream.histogram(
+            table, unit="user", key="shop", epsilon=50, public_keys=list(SHOPS), max_keys=3
+        )
+    return {row["shop"]: round(row["units"]) for row in pa.table(answer).to_pylist()}
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "parquet" in name])
+def test_a_question_about_a_table_counts_all_units(name: str) -> None:
+    assert through_a_table(VARIANTS[name]) == truth(VARIANTS[name]).units
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_job_reads_the_day(name: str, tmp_path: Path) -> None:
+    assert through_a_job(tmp_path, VARIANTS[name]) == truth(VARIANTS[name])
+
+
+#: What GoogleSQL types otherwise: numbers since 1970 stay numbers, local times are DATETIME.
+OTHER_TIMES = ("seconds", "millis", "micros-", "local", "text")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_sql_reads_the_day(name: str, tmp_path: Path) -> None:
+    day, expected = through_sql(tmp_path, VARIANTS[name]), truth(VARIANTS[name])
+    if name.endswith("parquet") and any(form in name for form in OTHER_TIMES):
+        expected = expected._replace(times=day.times)
+    assert day == expected
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "parquet" not in name])
+def test_a_session_reads_the_day(name: str, tmp_path: Path) -> None:
+    expected = truth(VARIANTS[name])
+    records, hours = through_a_session(tmp_path, VARIANTS[name])
+    start = np.datetime64("2024-03-01", "us").astype(np.int64)
+    assert records == expected.records
+    assert hours == [(time - start) // HOUR for time in expected.times]
+
+
+def test_there_are_enough_variants() -> None:
+    assert len(VARIANTS) >= 150
+    forms = {Path(name).suffixes[0] for name in VARIANTS}
+    assert forms == {".csv", ".jsonl", ".parquet"}
+    assert len(list(itertools.chain(ROWS))) == 96
