@@ -220,6 +220,13 @@ def _checked(
     replace = msgspec.structs.replace
     plan = _plan(project, name, section, table, unit, source, workload)
     reading = reading_of(where, table, numbers)
+    time, taken = reading.time, {field.column for field in (plan.unit, *plan.key)}
+    if time is not None and time.column in taken and source.query is None:
+        raise UsageError(
+            "key",
+            f"names '{time.column}', or the unit does: its texts become instants, as the time's",
+            "give it a column of its own in the input",
+        )
     plan = replace(plan, reading=reading.text(plan.timeline.end or plan.timeline.start))
     plan = _one_family(plan, section.mechanism.optimise)
     source = replace(source, path=source_path(folder, source))

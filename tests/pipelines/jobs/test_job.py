@@ -204,6 +204,7 @@ def test_unknown_fields_are_refused_at_every_level(
         ('path = "releases/"', 'path = ""'),
         ("[table.flights]", "[table.flights"),
         ('key = ["origin"', 'key = ["flights"'),
+        ('time_column = "time_hour"', 'time_column = { column = "origin", unit = "s" }'),
         ('id = "0acc', 'limit = { epsilon = 6.0, delta = 1e-9 }, id = "0acc'),
         ('id = "0acc', 'id = "acc'),
         ('secret = "file:noise.secret"', 'insecure_test_secret = "ab"'),
