@@ -276,7 +276,8 @@ def _csv(given: tuple[str, ...]) -> CsvSection:
     values = dict[str, object]()
     for text in given:
         name, _, value = text.partition("=")
-        values[name] = value.split(",") if name == "names" else value
+        plain = value.replace("\\t", "\t")
+        values[name] = plain.split(",") if name == "names" else plain
     try:
         csv = msgspec.convert(values, CsvSection, strict=False)
     except msgspec.ValidationError:
@@ -482,7 +483,7 @@ def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[da
     reading = Reading(file.csv, None if time == TimeColumn(time.column) else time)
     for batch in _batches(file, (unit[0], time.column), reading):
         micros, good = ingest.instant(batch.column(1))
-        units = units or bool(ingest.identity(batch.column(0), unit[1])[1].any())
+        units = units or bool(ingest.unit_identity(batch.column(0), unit[1])[1].any())
         if good.any():
             low, high = min(low, int(micros[good].min())), max(high, int(micros[good].max()))
     if not units:

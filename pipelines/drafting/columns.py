@@ -28,7 +28,7 @@ FIELD = "FILE"
 #: Longer "names" are a row's values.
 _LONGEST_NAME = 64
 #: The marks that texts of UTF-16 begin with.
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: What else separates fields.
 _SIGN = re.compile(r"[;\t|]")
 #: What is no name: a number, a time, an address, a UUID; a file without header begins so.
@@ -141,8 +141,9 @@ def _of_parquet(path: Path) -> tuple[Column, ...]:
 def _of_csv(path: Path, csv: CsvSection) -> tuple[tuple[Column, ...], CsvSection]:
     with open(path, "rb") as raw:
         try:
-            if plain_by_name(raw, str(path), "csv").read(2) in _UTF_16 and csv.encoding == "utf-8":
-                csv = msgspec.structs.replace(csv, encoding="utf-16")
+            mark = plain_by_name(raw, str(path), "csv").read(2)
+            if mark in _UTF_16 and csv.encoding == "utf-8":
+                csv = msgspec.structs.replace(csv, encoding=_UTF_16[mark])
             raw.seek(0)
             names = csv_header(plain_by_name(raw, str(path), "csv"), csv) or []
             if len(names) == 1 and csv.delimiter == "," and (sign := _SIGN.search(names[0])):

@@ -187,7 +187,9 @@ def _are_local(column: pa.Array) -> Bool:
 def _counted(column: pa.Array, micros: int) -> tuple[Int64, Bool]:
     """Numbers of ticks since 1970, as texts too; a tick has so many microseconds."""
     if pa.types.is_floating(column.type):
-        numbers = np.round(values_of(pc.fill_null(column.cast(pa.float64()), np.nan)) * micros)
+        floats = values_of(pc.fill_null(column.cast(pa.float64()), np.nan))
+        with np.errstate(over="ignore"):  # a warning would tell of a row
+            numbers = np.round(floats * micros)
         good = np.abs(numbers) < _MOST
         return np.where(good, numbers, 0).astype(np.int64), good
     fraction = np.zeros(len(column), np.int64)
@@ -199,7 +201,7 @@ def _counted(column: pa.Array, micros: int) -> tuple[Int64, Bool]:
         fraction = np.where(below, -rest, rest) * micros // 1_000_000_000
     integers, good = identity(column, "int")
     ticks = values_of(integers)
-    good = good & (np.abs(ticks) < _MOST // micros)
+    good = good & (ticks < _MOST // micros) & (ticks > -_MOST // micros)
     return np.where(good, ticks * micros + fraction, 0), good
 
 

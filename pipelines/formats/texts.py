@@ -29,7 +29,6 @@ itself.
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from csv import Error as CsvError
@@ -64,7 +63,9 @@ class BrokenFileError(Exception):
     """
 
 
-def line_blocks(stream: BinaryIO, skipped: int = 0) -> Iterator[tuple[int, pa.BinaryArray]]:
+def line_blocks(
+    stream: BinaryIO, skipped: int = 0, mark: bytes = b""
+) -> Iterator[tuple[int, pa.BinaryArray]]:
     """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
 
     A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
@@ -73,13 +74,15 @@ def line_blocks(stream: BinaryIO, skipped: int = 0) -> Iterator[tuple[int, pa.Bi
     Args:
         stream: an open file at its beginning.
         skipped: so many lines at its beginning are left out.
+        mark: is none of the first line's, where it begins with it.
 
     Raises:
         BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
     """
     row, carry, unbroken = 0, b"", 0
     while True:
-        data = stream.read(BLOCK_BYTES)
+        data = stream.read(BLOCK_BYTES).removeprefix(mark)
+        mark = b""
         end = data.rfind(b"\n") + 1
         unbroken = len(data) - end + (0 if end else unbroken)
         if unbroken > limits.MAX_UNBROKEN_BYTES:
@@ -449,13 +452,11 @@ def csv_positions(
             not shown: in a file without a header they would be data.
     """
     for column in columns:
-        sign = re.search(r"[,;\t|]", header[0]) if len(header) == 1 else None
-        if sign is not None and header[0] != column:
+        if len(header) == 1 and header[0] != column:
             raise UsageError(
                 "table.csv",
-                f"divides fields at {csv.delimiter!r}, which the header of a CSV file has not; it "
-                f"has {sign[0]!r}",
-                f"write csv = {{ delimiter = {json.dumps(sign[0])} }} into the table",
+                f"divides fields at {csv.delimiter!r}, which the header of a CSV file has not",
+                'say in the table what does, e.g. csv = { delimiter = ";" }',
             )
         if header.count(column) != 1:
             present = [c for c in columns if header.count(c) == 1]
@@ -481,7 +482,8 @@ def read_csv(stream: BinaryIO, columns: Sequence[str], csv: CsvSection = COMMAS)
     where = csv_positions(header, columns, csv)
     stream.seek(0)
     skipped = csv.skip_rows + (csv.names is None)
-    for row, lines in line_blocks(recoded(stream, csv.encoding), skipped):
+    mark = b"" if skipped else BOM  # else a line that is left out has it
+    for row, lines in line_blocks(recoded(stream, csv.encoding), skipped, mark):
         yield from csv_lines(lines, len(header), where, columns, csv.delimiter).parts(row)
 
 

@@ -12,7 +12,6 @@ import msgspec
 
 from dpstream.accounting.errors import UsageError, refuse_first
 from dpstream.accounting.places import file_kind
-from dpstream.accounting.plan.plan import declared
 from dpstream.pipelines.project.sections import CsvSection, TableSection, TimeColumn
 
 #: The patterns of the directives of a time's format.
@@ -32,8 +31,9 @@ DIRECTIVES = {
     "z": "Z|[+-][0-9]{2}:?[0-9]{2}",
 }
 #: Encodings in which each character stands for itself, and no other one holds a line end's byte.
+#: ``utf-16`` is none: its first bytes, which may be a row's, would decide how all others are read.
 _NAMED = (
-    "ascii utf-8 utf-16 utf-16-le utf-16-be koi8-r koi8-u mac-roman shift_jis cp932 euc_jp gb2312",
+    "ascii utf-8 utf-16-le utf-16-be koi8-r koi8-u mac-roman shift_jis cp932 euc_jp gb2312",
     "gbk gb18030 big5 cp949 cp950 euc_kr cp437 cp850 cp852 cp855 cp858 cp866 cp874",
 )
 ENCODINGS = frozenset(
@@ -70,6 +70,8 @@ class Reading(msgspec.Struct, frozen=True):
         Args:
             end: micros; offsets of the zone until then are part of it.
         """
+        from dpstream.accounting.plan.plan import declared  # loads the mechanisms
+
         form = declared(self)
         if self.time is not None and self.time.zone is not None:
             from dpstream.accounting.zones import zone_of
@@ -128,7 +130,7 @@ def check_csv(where: str, csv: CsvSection) -> None:
             UsageError(
                 f"{where}.encoding",
                 "is not read: it is unknown, or a byte could change the rows after it",
-                'write e.g. "latin-1", "cp1252" or "utf-16", or convert the file to UTF-8',
+                'write e.g. "latin-1", "cp1252" or "utf-16-le", or convert the file to UTF-8',
             ),
         ),
         (

@@ -225,6 +225,13 @@ def written_source_name(project: Project, name: str) -> str:
 
 def query_of(project: Project, table_name: str, text: str | None = None) -> Query:
     """Return a query of a table: its text, and the public tables that it may look up."""
+    for public, other in project.sections.table.items():
+        if other.public and other.key_columns and other.csv is not None:
+            raise UsageError(
+                f"table.{public}.csv",
+                "is not for a table that a job's query looks up",
+                "write its file with commas and decimal points, in UTF-8",
+            )
     look_ups = tuple(
         LookUp(public, other.path, other.key_columns, other.columns)
         for public, other in project.sections.table.items()

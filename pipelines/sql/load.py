@@ -49,6 +49,7 @@ from dpstream.pipelines.tables.catalog import (
     Catalog,
     Table,
     file_columns,
+    is_unsigned,
     kind_of,
 )
 from dpstream.pipelines.tables.files import identities
@@ -190,8 +191,8 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
     columns = file_columns(where, kind, place, config.columns)
     owner = config.unit_column.lower() if config.unit_column is not None else None
     if owner is not None:
-        if unit.type == "int" and config.columns is None and columns.get(owner) == "NUMERIC":
-            columns |= {owner: "INT64"}  # unsigned numbers, by their bits
+        if unit.type == "int" and config.columns is None and is_unsigned(place, owner):
+            columns |= {owner: "INT64"}  # by its bits
         field, of_unit = f"{where}.unit_column", UNIT_TYPES[unit.type]
         refuse_first(
             (
@@ -214,6 +215,12 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
     remote = (config.remote or written) if config.uri is not None else None
     reading = reading_of(where, config, tuple(n for n in columns if columns[n] in NUMBERS))
     if reading.time is not None:
+        if reading.time.column.lower() not in columns:
+            raise UsageError(
+                f"{where}.time_column",
+                "is no column of it",
+                closest(reading.time.column.lower(), columns),
+            )
         time = msgspec.structs.replace(reading.time, column=reading.time.column.lower())
         reading = msgspec.structs.replace(reading, time=time)
     fields = tuple(config.columns or ())

@@ -176,6 +176,15 @@ def _parquet(where: str, place: str) -> dict[str, str]:
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
+def is_unsigned(place: str, column: str) -> bool:
+    """Return whether a column of the first of some Parquet files has unsigned 64-bit numbers."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(min(matching(place)))
+    return any(field.name.lower() == column and field.type == pa.uint64() for field in schema)
+
+
 def sql_type(kind: object) -> str | None:
     """Return the SQL type of an Arrow type; ``None`` if it has none here."""
     import pyarrow.types as of

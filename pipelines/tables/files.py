@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -271,7 +272,8 @@ def casts(
 
 def _signed(number: str) -> str:
     """Return the signed number of the same 64 bits, as `ingest.columns.unit_identity` reads it."""
-    return f"({number} - CASE WHEN {number} > {_MOST} THEN {2 * _MOST + 2}::HUGEINT ELSE 0 END)"
+    past = f"{number} > {_MOST} AND {number} < {2 * _MOST + 2}::HUGEINT"
+    return f"({number} - CASE WHEN {past} THEN {2 * _MOST + 2}::HUGEINT ELSE 0 END)"
 
 
 _MOST, _TEXTS = 2**63 - 1, ("csv", "jsonl")
@@ -383,9 +385,12 @@ def text_parts(table: Table, path: str) -> Iterator[Part]:
 
 
 def _as_declared(part: Rows, table: Table) -> Rows:
-    """Return texts with times in RFC 3339 and numbers with a decimal point."""
-    names = list(table.columns)
-    batch = read_as(part.batch.rename_columns(names), table.reading)
+    """Return texts with times in RFC 3339, days as clocks show them, and numbers with a point."""
+    names, reading, time = list(table.columns), table.reading, table.reading.time
+    if time is not None and table.columns.get(time.column) in ("DATE", "DATETIME"):
+        local = msgspec.structs.replace(time, zone=None)
+        reading = msgspec.structs.replace(reading, time=local)
+    batch = read_as(part.batch.rename_columns(names), reading)
     columns = [column.cast(pa.string()) for column in batch.columns]
     return Rows(part.offset, pa.RecordBatch.from_arrays(columns, part.batch.schema.names))
 
@@ -436,12 +441,7 @@ def rows_of(table: Table) -> int:
 
 
 class _Layout(NamedTuple):
-    """What the footer of a Parquet file says about a table's columns.
-
-    Attributes:
-        columns: those that the file has; texts: those of them that hold texts.
-        types: of their parts.
-    """
+    """What a Parquet footer says: columns of the table, those with texts, types of their parts."""
 
     columns: frozenset[str]
     texts: frozenset[str]

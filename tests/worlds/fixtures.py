@@ -108,8 +108,8 @@ ENCODINGS = (
     "utf-8",
     "latin-1",
     "cp1252",
-    "utf-16",
     "utf-16-le",
+    "utf-16-be",
     "mac-roman",
     "cp850",
     "iso8859-15",
@@ -152,7 +152,8 @@ def csv_of(
     first = {"no header": "", "preamble": f"Report of a day{end}{end}"}.get(head, "")
     if head != "no header":
         first += line(*NAMES)
-    mark = b"\xef\xbb\xbf" if head == "mark" and encoding == "utf-8" else b""
+    marked = head in ("mark", "no header") and encoding.startswith("utf")
+    mark = "\ufeff".encode(encoding) if marked else b""
     fields = {
         "delimiter": delimiter != "," and json.dumps(delimiter),
         "decimal": signs[0] != "." and json.dumps(signs[0]),

@@ -35,8 +35,7 @@ def call(*words: str) -> Result:
 
 
 def flags_of(variant: Variant) -> list[str]:
-    """What a person answers: the delimiter is seen in the first line, if that has names, and UTF-16
-    by its mark."""
+    """What a person answers: the delimiter is seen in the first line, if that has names."""
     declared = tomllib.loads(variant.table)
     time, csv = declared["time_column"], declared.get("csv", {})
     flags = ["--unit", "user", "--key", "shop", "--time", "at", "--value", "amount"]
@@ -44,7 +43,7 @@ def flags_of(variant: Variant) -> list[str]:
     flags += ["--window", "61d", "--epsilon", "1"]
     for field, value in csv.items():
         is_seen = field == "delimiter" and not {"names", "skip_rows"} & csv.keys()
-        if not is_seen and (field, value) != ("encoding", "utf-16"):
+        if not is_seen:
             flags += ["--csv", f"{field}={','.join(value) if field == 'names' else value}"]
     for flag, field in (("--time-format", "format"), ("--time-unit", "unit"), ("--zone", "zone")):
         flags += [flag, time[field]] if field in time else []

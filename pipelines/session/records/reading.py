@@ -208,7 +208,7 @@ def _ids(config: Config, batch: pa.RecordBatch, prf: Prf) -> tuple[Ids, Bool]:
     column = batch.column(named.column)
     if named.type == "string" and pa.types.is_integer(column.type):
         column = column.cast(pa.string())
-    ids, given = columns.identity(column, named.type)
+    ids, given = columns.identity(column, named.type, hashed=True)
     return typed_ids(prf, [(named.type, ids)]), given
 
 
