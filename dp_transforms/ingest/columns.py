@@ -36,6 +36,8 @@ _TIME_TEXT = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2})?)?$"
 )
+#: The offset at the end of a time's text.
+ZONED = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 #: Digits that fit into an int64 whatever they are; the code of the first digit.
 _INT_DIGITS, _ZERO = 18, np.uint8(48)
 #: Characters of a time to the microsecond, with its zone Z, and of a date.
@@ -80,6 +82,13 @@ def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if values.type in (pa.string_view(), pa.binary_view()):  # of which Arrow takes none by number
         values = plain(values)
     return values.take(column.indices)
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values that a dictionary or extension type holds."""
+    while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
+    return kind
 
 
 def identity(
@@ -342,7 +351,7 @@ def _parse_times(column: pa.Array) -> tuple[Int64, Bool]:
     if pc.any(dates).as_py():
         text = pc.if_else(dates, pc.binary_join_element_wise(text, "T00:00", ""), text)
     if not pc.all(pc.ends_with(text, "Z")).as_py():
-        zoned = mask_of(pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}:?[0-9]{2})$"))
+        zoned = mask_of(pc.match_substring_regex(text, ZONED))
         text = pc.if_else(mask(zoned), text, pc.binary_join_element_wise(text, "Z", ""))
     if (values_of(pc.binary_length(text)) > _MICROS_TEXT).any():
         text = pc.replace_substring_regex(text, r"(\.[0-9]{6})[0-9]+", r"\1")

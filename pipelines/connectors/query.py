@@ -94,7 +94,7 @@ def with_query(records: Any, job: Job) -> Any:
     Raises:
         DpstreamError: see `query_of`.
     """
-    if job.reading.values:
+    if job.reading.converts:
         reading = beam.ParDo(ReadAs(job.reading)).with_output_types(pa.RecordBatch)
         records = records | "Read as" >> reading
     if job.source.query is None:
@@ -105,7 +105,7 @@ def with_query(records: Any, job: Job) -> Any:
 
 def apply_query(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same without Beam."""
-    if job.reading.values:
+    if job.reading.converts:
         batches = (read_as(batch, job.reading) for batch in batches)
     if job.source.query is None:
         yield from batches

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.places import FileKind, check_path, file_kind, matching
+from dpstream.dp_transforms.ingest.columns import value_type
 from dpstream.pipelines.formats.compression import (
     plain_by_name,
     refuse_packed_parquet,
@@ -173,8 +174,7 @@ def text_column(name: str) -> Column:
 def column_of(name: str, kind: pa.DataType) -> Column:
     """Return the possible roles in a job of a column of an Arrow type."""
     types = pa.types
-    while types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        kind = kind.value_type if types.is_dictionary(kind) else kind.storage_type
+    kind = value_type(kind)
     text = types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view()
     binary = types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view()
     integral, real = types.is_integer(kind), types.is_floating(kind) or types.is_decimal(kind)

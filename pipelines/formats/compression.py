@@ -14,7 +14,6 @@ it is text, and that row is malformed.
 
 import codecs
 import functools
-import io
 import os
 import re
 from typing import Any, BinaryIO, cast
@@ -24,6 +23,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.places import is_packed_name
+from dpstream.pipelines.formats.dialect import FromBeginning
 from dpstream.pipelines.formats.texts import BLOCK_BYTES, BrokenFileError
 
 #: Bytes at a file's beginning that are characters in text, and almost surely not in what is packed.
@@ -59,7 +59,7 @@ def codec_of(head: bytes, name: str) -> str | None:
     return FOREIGN if _FOREIGN.match(head) or is_packed_name(name) else None
 
 
-class Unpacked(io.RawIOBase):
+class Unpacked(FromBeginning):
     """The text of a compressed file, read from its beginning, in bounded memory.
 
     Args:
@@ -68,15 +68,16 @@ class Unpacked(io.RawIOBase):
     """
 
     def __init__(self, raw: BinaryIO, codec: str) -> None:
-        super().__init__()
-        self._raw, self._codec = raw, codec
-        self._stream = self._begin()
+        self._codec = codec
+        super().__init__(raw)
 
-    def _begin(self) -> Any:
+    @override
+    def _begin(self) -> None:
         self._broken = self._codec == FOREIGN
-        if self._broken:
-            return None
-        return pa.CompressedInputStream(pa.PythonFile(_Lent(self._raw), "r"), self._codec)
+        self._stream: Any = None
+        if not self._broken:
+            lent = pa.PythonFile(_Lent(self._raw), "r")
+            self._stream = pa.CompressedInputStream(lent, self._codec)
 
     @override
     def read(self, size: int = -1) -> bytes:
@@ -109,20 +110,6 @@ class Unpacked(io.RawIOBase):
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
-
-    @override
-    def readable(self) -> bool:
-        """Return true."""
-        return True
-
-    @override
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Seek to the beginning; other positions are not supported."""
-        if offset or whence:
-            raise io.UnsupportedOperation
-        self._raw.seek(0)
-        self._stream = self._begin()
-        return 0
 
 
 class _Lent:

@@ -21,6 +21,7 @@ import codecs
 import functools
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, NamedTuple, cast
 
@@ -32,13 +33,12 @@ from typing_extensions import override
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import instance
 from dpstream.accounting.zones import zone_of
-from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, plain
+from dpstream.dp_transforms.ingest.columns import ZONED, decoded, identity, instant, plain
 from dpstream.pipelines.formats.rows import Part, Rows
 from dpstream.pipelines.project.dialect import DIRECTIVES, Reading
 from dpstream.pipelines.project.sections import CsvSection, TimeColumn
 from dpstream.state.numbers import mask_of, valid_of, values_of
 
-_ZONED = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 _SECOND, _MINUTE, _DAY = 1_000_000, 60_000_000, 86_400_000_000
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 #: Microseconds are fewer, so that offsets can be added.
@@ -50,7 +50,7 @@ _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 def parts_as(parts: Iterable[Part], reading: Reading) -> Iterator[Part]:
     """Yield the parts of a file; see `read_as`."""
     for part in parts:
-        if isinstance(part, Rows) and reading.values:
+        if isinstance(part, Rows) and reading.converts:
             yield Rows(part.offset, read_as(part.batch, reading))
         else:
             yield part
@@ -70,30 +70,21 @@ def read_as(batch: pa.RecordBatch, reading: Reading) -> pa.RecordBatch:
 # --- characters ------------------------------------------------------------------------------
 
 
-class Recoded(io.RawIOBase):
-    """The text of a file as UTF-8, read from its beginning.
+class FromBeginning(io.RawIOBase, ABC):
+    """A stream that is made of another one, and can only begin again.
 
     Args:
-        raw: the text, at its beginning.
-        encoding: one of `pipelines.project.dialect.ENCODINGS`.
+        raw: the other one, at its beginning; who opened it closes it.
     """
 
-    def __init__(self, raw: BinaryIO, encoding: str) -> None:
+    def __init__(self, raw: BinaryIO) -> None:
         super().__init__()
-        self._raw, self._encoding = raw, encoding
-        self._decoder = self._begin()
+        self._raw = raw
+        self._begin()
 
-    def _begin(self) -> codecs.IncrementalDecoder:
-        return codecs.getincrementaldecoder(self._encoding)(_INVALID)
-
-    @override
-    def read(self, size: int = -1) -> bytes:
-        """Return about ``size`` bytes; none at the end."""
-        while True:
-            data = self._raw.read(size)
-            text = self._decoder.decode(data, final=not data)
-            if text or not data:
-                return text.encode("utf-8", "surrogateescape")
+    @abstractmethod
+    def _begin(self) -> None:
+        """Forget what was read."""
 
     @override
     def readable(self) -> bool:
@@ -106,8 +97,34 @@ class Recoded(io.RawIOBase):
         if offset or whence:
             raise io.UnsupportedOperation
         self._raw.seek(0)
-        self._decoder = self._begin()
+        self._begin()
         return 0
+
+
+class Recoded(FromBeginning):
+    """The text of a file as UTF-8, read from its beginning.
+
+    Args:
+        raw: the text, at its beginning.
+        encoding: one of `pipelines.project.dialect.ENCODINGS`.
+    """
+
+    def __init__(self, raw: BinaryIO, encoding: str) -> None:
+        self._encoding = encoding
+        super().__init__(raw)
+
+    @override
+    def _begin(self) -> None:
+        self._decoder = codecs.getincrementaldecoder(self._encoding)(_INVALID)
+
+    @override
+    def read(self, size: int = -1) -> bytes:
+        """Return about ``size`` bytes; none at the end."""
+        while True:
+            data = self._raw.read(size)
+            text = self._decoder.decode(data, final=not data)
+            if text or not data:
+                return text.encode("utf-8", "surrogateescape")
 
 
 def recoded(text: BinaryIO, encoding: str) -> BinaryIO:
@@ -179,7 +196,7 @@ def _are_local(column: pa.Array) -> Bool:
     """Which times have no offset."""
     kind = column.type
     if pa.types.is_string(kind):
-        return ~mask_of(pc.fill_null(pc.match_substring_regex(column, _ZONED), False))
+        return ~mask_of(pc.fill_null(pc.match_substring_regex(column, ZONED), False))
     naive = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
     return np.full(len(column), naive)
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError, nearest
+from dpstream.dp_transforms.ingest.columns import value_type
 
 #: What reading a table may raise, of Arrow, of pandas and of Polars.
 _UNREADABLE = (
@@ -74,11 +75,7 @@ def id_kind_of(argument: str, kind: pa.DataType) -> str:
     Raises:
         UsageError: values of this type cannot be ids.
     """
-    types = pa.types
-    if types.is_dictionary(kind):
-        return id_kind_of(argument, kind.value_type)
-    if isinstance(kind, pa.BaseExtensionType):
-        return id_kind_of(argument, kind.storage_type)
+    types, kind = pa.types, value_type(kind)
     if types.is_uint64(kind) and argument != "unit":  # a unit is hashed, by its 64 bits
         return "decimal"
     tests = {

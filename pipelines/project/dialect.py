@@ -60,7 +60,7 @@ class Reading(msgspec.Struct, frozen=True):
     numbers: tuple[str, ...] = ()
 
     @property
-    def values(self) -> bool:
+    def converts(self) -> bool:
         """Return whether columns have values that are read in another way than usual."""
         return self.time is not None or bool(self.numbers)
 
@@ -122,7 +122,7 @@ def check_csv(where: str, csv: CsvSection) -> None:
             UsageError(
                 f"{where}.thousands",
                 "is none of . , ' _ and spaces, or is the decimal sign",
-                "correct it",
+                'write e.g. thousands = "."',
             ),
         ),
         (
@@ -135,7 +135,9 @@ def check_csv(where: str, csv: CsvSection) -> None:
         ),
         (
             csv.names is not None and (not csv.names or len({*csv.names}) < len(csv.names)),
-            UsageError(f"{where}.names", "are none, or not all different", "correct them"),
+            UsageError(
+                f"{where}.names", "are none, or not all different", 'write e.g. ["user", "at"]'
+            ),
         ),
     )
 

@@ -381,7 +381,7 @@ def text_parts(table: Table, path: str) -> Iterator[Part]:
     names, reading = names_in(table, path), table.reading
     with _text_of(table, path) as stream:
         for part in read_text(table.kind, stream, names, nested=True, csv=reading.csv):
-            yield _as_declared(part, table) if isinstance(part, Rows) and reading.values else part
+            yield _as_declared(part, table) if isinstance(part, Rows) and reading.converts else part
 
 
 def _as_declared(part: Rows, table: Table) -> Rows:

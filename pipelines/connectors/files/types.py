@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
+from dpstream.dp_transforms.ingest.columns import value_type
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.parquet import check_whole, is_os_error, row_groups
 from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, csv_positions
@@ -88,7 +89,7 @@ def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> Non
         at = schema.get_all_field_indices(role.column)
         if len(at) != 1:
             continue
-        kind = plain_type(schema.field(at[0]).type)
+        kind = value_type(schema.field(at[0]).type)
         if not role.fits(kind):
             raise UsageError(
                 role.field,
@@ -137,13 +138,6 @@ def _check_headers(files: "Sequence[SourceFile]", csv: CsvSection) -> None:
             "write that line; or say how the files are written: csv = { skip_rows = 2 }, or "
             'csv = { names = ["user", "page", "time"] } if they have no header',
         )
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values that a dictionary or extension type holds."""
-    while _types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        kind = kind.value_type if _types.is_dictionary(kind) else kind.storage_type
-    return kind
 
 
 def _schema(path: str) -> pa.Schema | None:

@@ -38,7 +38,7 @@ ARRAYS = {
 
 
 def fits(role: types._Role, array: pa.Array) -> bool:
-    return role.fits(types.plain_type(array.type))
+    return role.fits(columns.value_type(array.type))
 
 
 @pytest.mark.parametrize("name", ARRAYS)
