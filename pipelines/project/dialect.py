@@ -122,7 +122,7 @@ def check_csv(where: str, csv: CsvSection) -> None:
             UsageError(
                 f"{where}.thousands",
                 "is none of . , ' _ and spaces, or is the decimal sign",
-                'write e.g. thousands = "."',
+                f"write thousands = '{',' if csv.decimal == '.' else '.'}'",
             ),
         ),
         (
