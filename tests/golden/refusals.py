@@ -36,9 +36,10 @@ def refused(
     alike = itertools.groupby(f"{type(error).__name__} {error}" for error in errors)
     counted = ((line, len(list(lines))) for line, lines in alike)
     text = "".join(f"{line} ({n} times)\n" if n > 1 else f"{line}\n" for line, n in counted)
-    # A path relative to the checkout begins with as many ".." as the checkout lies deep.
-    base = re.escape(str(tmp_path_factory.getbasetemp()))
-    text = re.sub(rf"(?:\.\.(?:/\.\.)*)?{base}/[^/ ]+", "FOLDER", text)
+    # Messages name a place relative to the working folder where that is shorter.
+    base = tmp_path_factory.getbasetemp()
+    bases = "|".join(re.escape(str(place)) for place in (base, os.path.relpath(base)))
+    text = re.sub(rf"(?:{bases})/[^/ ]+", "FOLDER", text)
     text = text.replace(str(Path(__file__).parents[2]), "CHECKOUT")
     text = re.sub(r"(?<=test-instance/)[\w-]+", "DATABASE", text)
     text = re.sub(r"(?<=--topic )t\d+-\d+", "TOPIC", text)
