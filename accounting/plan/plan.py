@@ -77,8 +77,10 @@ def _hindrance(plan: "Plan") -> str | None:
     return next((words for words, there in needs.items() if not there), None)
 
 
-#: Changes when the same plan would give other releases; part of the plan hash.
-MECHANISM_VERSION = 2
+#: Changes when the same plan would give other releases of the same files; part of the plan hash.  A
+#: record that was missing before and is read now changes them too: 3 reads dates in text, ids of 2^63
+#: and more, exact decimals and extension types.
+MECHANISM_VERSION = 3
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):

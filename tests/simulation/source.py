@@ -63,7 +63,10 @@ def draw_plan(rng: np.random.Generator, skipping: bool = False) -> Plan:
     )
     stamp = "arrived" if stamped else "event_time"
     privacy = msgspec.structs.replace(plan.privacy, periods_share_windows=period is not None)
-    plan = msgspec.structs.replace(plan, timeline=line, stamp=stamp, privacy=privacy)
+    # The hash names the noise: with the version that they were searched with, seeds that are known
+    # for something keep what they do.
+    named = {"timeline": line, "stamp": stamp, "privacy": privacy, "mechanism_version": 2}
+    plan = msgspec.structs.replace(plan, **named)
     if plan.public_keys is None:
         plan = msgspec.structs.replace(plan, remember=remember)
     return plan.check()
