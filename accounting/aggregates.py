@@ -368,33 +368,6 @@ def quotient(
     return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)
 
 
-def ratio(
-    aggregate: Aggregate,
-    middle: int,
-    total: Float64,
-    count: Float64,
-    sd: tuple[Float64 | float, Float64 | float],
-) -> tuple[Float64, Float64]:
-    """Return the quotient within its bounds, and its sd (first-order error), for a single answer.
-
-    Args:
-        middle: grid value that was subtracted from each record.
-        total, count: noisy prefixes; ``sd``: their sds, in grid units, one for all or one for each.
-
-    Returns:
-        Means within the bounds, NaN where the noisy count is below 1, and their sds.
-    """
-    lo, hi = aggregate.grid_bounds()
-    defined = count >= 1
-    safe = np.where(defined, count, 1.0)
-    offset = total / safe
-    mean = np.clip(middle + offset, lo, hi) * aggregate.grid
-    # Products and roots are rounded correctly on every processor; a power of a scalar is libm's.
-    spread = offset * sd[1]
-    error = np.sqrt(sd[0] * sd[0] + spread * spread) / safe * aggregate.grid
-    return np.where(defined, mean, np.nan), np.where(defined, error, np.nan)
-
-
 AGGREGATE_KINDS: dict[str, AggregateKind] = {
     "count": Count(),
     "sum": Sum(),

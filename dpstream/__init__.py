@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
     from dpstream.pipelines.frames.answer import PrivateTable
-    from dpstream.pipelines.frames.one_shot import count, histogram, keys, mean, plan, sum
+    from dpstream.pipelines.frames.one_shot import (
+        aggregate,
+        count,
+        histogram,
+        keys,
+        mean,
+        plan,
+        quantiles,
+        sum,
+    )
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.project_file import DataSetAccount, ProjectFile, account, project
     from dpstream.pipelines.frames.stream import DPStream, ReadTable, Rows
@@ -68,6 +77,7 @@ _HOMES = {
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
     "account": "pipelines.frames.project_file",
+    "aggregate": "pipelines.frames.one_shot",
     "begin": "pipelines.stream.begin",
     "begin_run": "dp_transforms.run",
     "connect": "pipelines.sql.dbapi",
@@ -78,6 +88,7 @@ _HOMES = {
     "mean": "pipelines.frames.one_shot",
     "plan": "pipelines.frames.one_shot",
     "project": "pipelines.frames.project_file",
+    "quantiles": "pipelines.frames.one_shot",
     "run_in_memory": "dp_transforms.flow",
     "run_job": "pipelines.stream.run",
     "sum": "pipelines.frames.one_shot",
@@ -110,6 +121,7 @@ __all__ = [
     "Timeline",
     "UsageError",
     "account",
+    "aggregate",
     "begin",
     "begin_run",
     "connect",
@@ -120,6 +132,7 @@ __all__ = [
     "mean",
     "plan",
     "project",
+    "quantiles",
     "run_in_memory",
     "run_job",
     "sum",

@@ -63,7 +63,16 @@ from dpstream.accounting.limits import COIN_BITS
 from dpstream.accounting.periods import Room
 from dpstream.accounting.query.bounds import design_bounds
 from dpstream.accounting.query.calibration import PartNoise, QueryBudget, cost_of, expected
-from dpstream.accounting.query.grids import ASSUMED, BITS, Gridded, finer_sums, finest, regridded
+from dpstream.accounting.query.grids import (
+    ASSUMED,
+    BITS,
+    COUNTED,
+    Gridded,
+    assumed_bounds,
+    finer_sums,
+    finest,
+    regridded,
+)
 from dpstream.accounting.query.parts import parts_of
 from dpstream.accounting.query.plan import MAX_ROWS, Family, QueryPlan
 from dpstream.accounting.query.thresholds import Selection
@@ -79,8 +88,6 @@ _BOUND_FACTORS = {
     ("stddev", "sum"): "high - low",
     ("stddev", "square"): "(high - low)^2",
 }
-#: A bound of a count that makes it more than one of units.
-_ROWS = 16.0
 
 
 class Outlook(NamedTuple):
@@ -104,7 +111,7 @@ class Outlook(NamedTuple):
 
 def outlook(gridded: Gridded) -> Outlook:
     """Return the expected accuracy of a query."""
-    plan, columns = _sketched(gridded), []
+    plan, columns = gridded.sketched(), []
     budget = gridded.budget(plan)
     histograms = () if gridded.design is None else gridded.design.histograms
     needed = {histogram.name: histogram.answered_from for histogram in histograms}
@@ -112,7 +119,7 @@ def outlook(gridded: Gridded) -> Outlook:
         for part in row["parts"]:
             factors = list[tuple[str, float]]()
             if column.automatic and (row["kind"], part["what"]) in _BOUND_FACTORS:
-                most = _ROWS if row["kind"] == "count" else 1.0
+                most = COUNTED[1] if row["kind"] == "count" else 1.0
                 factors.append((_BOUND_FACTORS[row["kind"], part["what"]], most))
             if column.automatic_rows:
                 factors.append(("rows", float(MAX_ROWS)))
@@ -133,20 +140,6 @@ def outlook(gridded: Gridded) -> Outlook:
         fewest = msgspec.structs.replace(plan, groups=1)
         selections.insert(0, _selection(fewest, gridded.budget(fewest)))
     return Outlook(columns, selections)
-
-
-def _sketched(gridded: Gridded) -> QueryPlan:
-    """The plan with bounds.
-
-    A count of one row of each unit is one of units: it joins the test of groups, which leaves more
-    of the budget for noise.  Of a count whose bounds are chosen that is not assumed, so that noise
-    and thresholds may be smaller than it says, never larger.
-    """
-    plan, columns = gridded.sketched(), []
-    for column, original in zip(plan.columns, gridded.plan.columns, strict=True):
-        more = original.automatic and original.kind == "count"
-        columns.append(msgspec.structs.replace(column, high=_ROWS) if more else column)
-    return msgspec.structs.replace(plan, columns=tuple(columns))
 
 
 def _product(factors: list[str]) -> str | None:
@@ -174,9 +167,6 @@ def _selection(plan: QueryPlan, budget: QueryBudget) -> dict[str, float]:
 #: What the choice of a family minimises.
 Optimise = Literal["limit", "answer"]
 FAMILIES: tuple[Family, ...] = ("gaussian", "geometric")
-#: Bounds at which families are compared where the question chooses them; a count's bound makes it
-#: more than a count of units.
-_ASSUMED, _COUNTED = (0.0, 1.0), (0.0, 16.0)
 #: Chance that a unit has more than i groups, i = 1, 2, .. below kappa, in each shape.
 _SHAPES: tuple[Callable[[Float64], Float64], ...] = (
     np.zeros_like,
@@ -313,11 +303,7 @@ def _by_limit(gaussian: Gridded, geometric: Gridded, room: Room) -> Gridded:
 @functools.lru_cache(maxsize=256)
 def error_of(option: Gridded) -> float:
     """Return the error that families of one question are compared by; see the module."""
-    plan = option.plan
-    assumed = {
-        c.name: _COUNTED if c.kind == "count" else _ASSUMED for c in plan.columns if c.automatic
-    }
-    plan = regridded(plan, assumed, option.bits)
+    plan = regridded(option.plan, assumed_bounds(option.plan), option.bits)
     budget = option.budget(plan)
     noises = [noise for noise in budget.parts if noise.part.column]
     shares = [part.share for part in parts_of(plan)] or [1.0]

@@ -31,7 +31,7 @@ from dpstream.accounting.query.plan import MAX_ROWS, QueryColumn, QueryPlan
 BITS, FEW_BITS, LEAST_BITS = 24, 16, 8
 _VALUE_BITS = 32
 #: Bounds for estimates of columns whose bounds are the query's to choose.
-ASSUMED = (0.0, 1.0)
+ASSUMED, COUNTED = (0.0, 1.0), (0.0, 16.0)
 _AUTOMATIC = 2.0**-8
 _FEW = ("var", "stddev", "quantiles")
 #: Sums of whole numbers keep steps of 1 where their sd is at least this, because finer steps gain
@@ -52,13 +52,15 @@ class Gridded(NamedTuple):
     bits: int
 
     def sketched(self) -> QueryPlan:
-        """The plan with placeholders for automatic settings: bounds (0, 1), the most rows and
-        groups.
+        """The plan with placeholders for automatic settings: bounds (0, 1), of a count (0, 16),
+        the most rows and groups.
 
-        It is for estimates.  What can be drawn for it can be drawn for every choice.
+        It is for estimates.  What can be drawn for it can be drawn for every choice.  A count of
+        one row of each unit is one of units: it joins the test of groups, which leaves more of the
+        budget for the other columns, and so is not assumed.
         """
         plan = self.plan
-        open_ = {c.name: ASSUMED for c in plan.columns if c.automatic}
+        open_ = assumed_bounds(plan)
         columns = []
         for column in plan.columns:
             rows = MAX_ROWS if column.automatic_rows else column.rows
@@ -72,6 +74,11 @@ class Gridded(NamedTuple):
     def budget(self, plan: QueryPlan) -> QueryBudget:
         """Return the noise and thresholds of the plan with its bounds."""
         return allocate_query(plan, {} if self.design is None else self.design.reserved)
+
+
+def assumed_bounds(plan: QueryPlan) -> dict[str, tuple[float, float]]:
+    """Return bounds for estimates of the columns whose bounds are the query's to choose."""
+    return {c.name: COUNTED if c.kind == "count" else ASSUMED for c in plan.columns if c.automatic}
 
 
 def finest(plan_of: Callable[[int], QueryPlan]) -> Gridded:

@@ -53,17 +53,16 @@ def plain(column: pa.Array) -> pa.Array:
     Dictionaries, views, large and fixed-size layouts are undone, so that what follows knows one
     layout of each type.
     """
+    column = laid_out(column)
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+
+
+def laid_out(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return the column in the plain Arrow layout of its type; decimals stay as they are."""
     column = decoded(column)
-    kind = column.type
-    if pa.types.is_large_string(kind) or kind == pa.string_view():
-        return column.cast(pa.string())
-    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
-        return column.cast(pa.binary())
-    if pa.types.is_fixed_size_binary(kind):
-        return column.cast(pa.binary())
-    if pa.types.is_decimal(kind):
-        return column.cast(pa.float64())
-    return column
+    layouts = {"string": pa.string(), "bytes": pa.binary()}
+    layout = layouts.get(identity_kind(column.type) or "")
+    return column if layout is None or column.type == layout else column.cast(layout)
 
 
 def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -89,6 +88,26 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
     return kind
+
+
+def identity_kind(kind: pa.DataType) -> str | None:
+    """Return which of ``ids.ID_KINDS`` values of a type are; ``None``: no identity."""
+    types, kind = pa.types, value_type(kind)
+    tests = {
+        "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
+        "bytes": (
+            types.is_binary,
+            types.is_large_binary,
+            types.is_binary_view,
+            types.is_fixed_size_binary,
+        ),
+        "int": (types.is_integer,),
+        "bool": (types.is_boolean,),
+        "date": (types.is_date,),
+        "timestamp": (types.is_timestamp,),
+        "decimal": (types.is_decimal,),
+    }
+    return next((name for name, fits in tests.items() if any(test(kind) for test in fits)), None)
 
 
 def identity(

@@ -6,7 +6,8 @@ little were helped by the noise of the count that was tested; that is not in it.
 
 A count or a sum has its noise's own exact interval.
 
-A mean's interval (Fieller's) is where its noise is within the quantile: if o is the bounded rows'
+A mean is that of releases (`accounting.aggregates`): not clipped to its bounds.  Its interval
+(Fieller's) is where its noise is within the quantile: if o is the bounded rows'
 mean less the middle, s - o n = 0, so that S - o N of the noisy S and N is noise of sd
 sqrt(sd_S^2 + o^2 sd_N^2), whatever n is.  The interval holds all o in range, and the estimate, for
 which that is within the quantile of 0: a quadratic's solutions.  Its coverage is that of one such
@@ -50,7 +51,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpstream.accounting.aggregates import ratio
+from dpstream.accounting.aggregates import quotient
 from dpstream.accounting.arrays import Float64, Ids, Int64
 from dpstream.accounting.query.calibration import PartNoise
 from dpstream.accounting.query.parts import (
@@ -96,7 +97,7 @@ def mean(
 ) -> Estimate:
     """Return the estimate of a mean, from sum and count."""
     (total, count), (total_sd, count_sd) = _scaled(noises, noisy)
-    value, sd = ratio(column.aggregate, middle_of(column), total, count, (total_sd, count_sd))
+    value, sd = quotient(column.aggregate, middle_of(column), total, count, (total_sd, count_sd))
     middle, grid = middle_of(column), column.grid
     lo, hi = (float(bound) for bound in column.grid_bounds())
     ends = _fieller(total, count, (total_sd, count_sd), quantile, (lo - middle, hi - middle))
@@ -113,9 +114,9 @@ def _around(
     """Ends that hold the value; where there are none, those of a spread around it."""
     low, high = ends
     none = ~(low <= high)
-    low = np.where(none, np.maximum(value - spread, limits[0]), np.minimum(low, value))
-    high = np.where(none, np.minimum(value + spread, limits[1]), np.maximum(high, value))
-    return low, high
+    low = np.where(none, np.maximum(value - spread, limits[0]), low)
+    high = np.where(none, np.minimum(value + spread, limits[1]), high)
+    return np.minimum(low, value), np.maximum(high, value)
 
 
 def _fieller(

@@ -229,7 +229,7 @@ def _show(catalog: "Catalog", answer: "SqlAnswer", as_json: bool) -> None:
 
     from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.render.account import charge_lines
-    from dpstream.pipelines.render.answer import cut_lines
+    from dpstream.pipelines.render.answer import cut_lines, weak_lines
     from dpstream.pipelines.sql.receipt import answer_text, records
 
     head = answer.header
@@ -248,9 +248,8 @@ def _show(catalog: "Catalog", answer: "SqlAnswer", as_json: bool) -> None:
     click.echo(answer_text(answer), nl=False)
     if not answer.table.num_rows:
         click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    for line in cut_lines(
-        head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
-    ):
+    cut = head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
+    for line in (*weak_lines(answer.weak), *cut_lines(*cut)):
         click.echo(line)
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)

@@ -9,16 +9,18 @@ spends epsilon again.
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dpstream.accounting.errors import required
+from dpstream.accounting.errors import UsageError, closest, required
 from dpstream.accounting.extras import require
 from dpstream.accounting.figures import guarantee_pair, human
 from dpstream.accounting.query.bounds import Cut, Settled, not_estimated
 from dpstream.accounting.query.grids import regridded
-from dpstream.accounting.query.plan import GROUPS
+from dpstream.accounting.query.plan import GROUPS, QueryColumn
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, answer, bounded, choose_bounds, counted
 from dpstream.pipelines.ask import sequence
@@ -29,16 +31,30 @@ from dpstream.pipelines.formats.receipt import answered_now, encoded, sorted_row
 from dpstream.pipelines.frames.project_file import DataSetAccount, checked_account
 from dpstream.pipelines.frames.question import Question
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
-from dpstream.pipelines.render.answer import cut_lines, python_values, rows_text
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, estimated, presented, read
+from dpstream.pipelines.render.answer import (
+    cut_lines,
+    python_values,
+    rows_html,
+    rows_text,
+    weak_lines,
+)
+from dpstream.pipelines.render.layout import value_text
+from dpstream.pipelines.sql.receipt import (
+    Header,
+    SqlAnswer,
+    estimated,
+    presented,
+    read,
+    widths_of_means,
+)
 from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.numbers import arrow_numbers
 
-#: Rows that a repr shows.
-_PRINTED_ROWS = 10
+#: Rows that a repr shows, and that a picture does.
+_PRINTED_ROWS, _DRAWN_ROWS = 10, 40
 _ASKED_BEFORE = "today's rows were not read: ask with fresh=True, or name their state by as_of."
 _NOT_CHARGED = (
     "Charged to no account: the same question again spends epsilon again, and no account adds it "
@@ -70,14 +86,13 @@ class PrivateTable:
     def __init__(
         self,
         table: pa.Table,
-        header: Header,
+        answer: SqlAnswer,
         guarantee: str,
         charged: bool | None,
-        receipt: bytes,
-        digest: str,
     ) -> None:
-        self.table, self.header, self.guarantee = table, header, guarantee
-        self.charged, self.receipt, self.digest = charged, receipt, digest
+        self.table, self.guarantee, self.charged = table, guarantee, charged
+        self.header, self.receipt, self.digest = answer.header, answer.receipt, answer.digest
+        self._answer = answer
 
     @property
     def cuts(self) -> dict[str, Cut]:
@@ -119,10 +134,47 @@ class PrivateTable:
 
     def __repr__(self) -> str:
         """Return the guarantee and the first rows as text."""
-        lines = rows_text(self.table.slice(0, _PRINTED_ROWS), {}).splitlines()
+        above, rows, below = self._printed()
+        return "\n".join([*above, "", *rows_text(rows, {}, self._answer.weak).splitlines(), *below])
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        above, rows, below = self._printed()
+        above_html, below_html = ("<br>".join(map(escape, lines)) for lines in (above, below))
+        return f"<p>{above_html}</p>{rows_html(rows, self._answer.weak)}<p>{below_html}</p>"
+
+    def _printed(self) -> tuple[list[str], pa.Table, list[str]]:
         more = len(self) - _PRINTED_ROWS
-        lines += [f"... {more:,} more rows"] if more > 0 else []
-        return "\n".join([self.guarantee, "", *lines])
+        below = [f"... {more:,} more rows"] if more > 0 else []
+        above = [*self.guarantee.splitlines(), *weak_lines(self._answer.weak)]
+        return above, self.table.slice(0, _PRINTED_ROWS), below
+
+    def plot(self, figure: str | None = None, ax: Any = None) -> Any:
+        """Draw a figure of each key with the noise's 95% interval; return matplotlib's axes.
+
+        Of many keys those with the largest figures are drawn.
+
+        Args:
+            figure: the column; unless given, the first figure.
+            ax: the axes to draw on; unless given, those of a new figure.
+
+        Raises:
+            UsageError: the answer has no such figure.
+        """
+        from dpstream.pipelines.render.charts import with_intervals
+
+        intervals = self._answer.intervals
+        figure = next(iter(intervals), "") if figure is None else figure
+        if figure not in intervals:
+            raise UsageError("figure", "is no figure of the answer", closest(figure, intervals))
+        first = self.table.column_names.index(next(iter(intervals)))
+        order = self.table[figure]
+        largest = pc.array_sort_indices(order, order="descending")[:_DRAWN_ROWS].sort()
+        rows, ends = self.table.take(largest), intervals[figure].take(largest)
+        keys = map(python_values, rows.columns[:first])
+        labels = [", ".join(map(value_text, row)) for row in zip(*keys, strict=True)]
+        values, lows, highs = (c.to_pylist() for c in (rows[figure], ends["low"], ends["high"]))
+        return with_intervals(labels or ["all"], values, (lows, highs), figure, ax)
 
 
 def private_table(
@@ -137,8 +189,9 @@ def private_table(
     header, released = read(committed.receipt)
     others = [name for name in released.column_names if name not in question.key_order]
     rows = sorted_rows(released.select([*question.key_order, *others]), question.key_order)
-    figures = [] if question.column is None else [question.column.name]
-    answer = presented(committed, header, rows, figures, insecure)
+    widths = widths_of_means(question.gridded.plan, header)
+    figures = [label for labels in question.labels.values() for label in labels]
+    answer = presented(committed, header, rows, figures, insecure, widths)
     charged = None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))
     guarantee = _promise_text(question, answer, data_set)
@@ -152,12 +205,12 @@ def private_table(
         "dpstream.answered": header.answered,
     }
     table = answer.table.replace_schema_metadata(metadata)
-    return PrivateTable(table, header, guarantee, charged, answer.receipt, answer.digest)
+    return PrivateTable(table, answer, guarantee, charged)
 
 
 def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -> str:
     """Return the guarantee, the contribution bounds of a unit, and the account as text."""
-    header, column, plan = answer.header, question.column, question.gridded.plan
+    header, plan = answer.header, question.gridded.plan
     claim = (
         f"{guarantee_pair(header.epsilon, header.delta)}-differential privacy of this answer, for "
         f"all rows of each {question.unit!r} together."
@@ -167,13 +220,17 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
     if question.key and not plan.automatic_groups:
         bounds.append(f"at most {plan.groups} of its keys count, drawn at random")
     each = " in each" if question.key else ""
-    if column is None:
-        pass
-    elif column.kind == "count" and not column.automatic:
-        bounds.append(f"at most {human(column.high)} of its rows{each}")
-    elif column.kind in ("sum", "mean") and not column.automatic:
+    for column in plan.columns:
+        of_column = f"of {column.name} " if len(plan.columns) > 1 else ""
+        if column.kind == "units" or column.automatic:
+            continue
+        if column.kind == "count":
+            bounds.append(f"{of_column}at most {human(column.high)} of its rows{each}")
+            continue
         rows = "" if column.automatic_rows else f"at most {column.rows} of its rows{each}, with "
-        bounds.append(f"{rows}values within {human(column.low)} and {human(column.high)}")
+        bounds.append(
+            f"{of_column}{rows}values within {human(column.low)} and {human(column.high)}"
+        )
     if bounds:
         words.append(f"Of one {question.unit!r}: {'; '.join(bounds)}.")
     words += cut_lines(
@@ -189,7 +246,8 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
     ]
     if header.nulls:
         words.append(
-            "The figures are missing: too few units have a value to choose bounds by. Give bounds."
+            f"{', '.join(header.nulls)} is missing: too few units have a value to choose bounds "
+            "by. Give bounds."
         )
     if plan.selects:
         words.append("A key is here if enough units have it.")
@@ -203,10 +261,10 @@ def _promise_text(question: Question, answer: SqlAnswer, data_set: str | None) -
 
 def _public(question: Question, header: Header) -> dict[str, int]:
     """Return the public default bounds, used where a histogram had too few units to choose."""
-    design, plan, column = question.gridded.design, question.gridded.plan, question.column
+    design, plan = question.gridded.design, question.gridded.plan
     names = set() if design is None else {histogram.name for histogram in design.histograms}
     constants = {GROUPS: plan.groups or 0}
-    if column is not None:
+    for column in plan.columns:
         constants[column.rows_histogram] = column.rows
         constants |= {column.name: column.rows} if column.kind == "count" else {}
     return {name: n for name, n in constants.items() if name in names - header.cuts.keys()}
@@ -290,7 +348,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
     """Count the rows, draw the noise under the charge's run id, and return the receipt."""
     name = (bytes.fromhex(charge.run_id), question.digest.encode())
     settled = _bounds(question, rows, ring, name)
-    plan, null = settled.plan, bool(settled.nulls)
+    plan = settled.plan
     budget = question.gridded.budget(plan)
     shard = bounded(plan, partials_of(plan, rows), ring, name)
     ids = rows.groups.ids
@@ -302,7 +360,10 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
         chosen = required(values, "values is there").take(arrow_numbers(estimates.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for column, estimate in estimates.columns.items():
-        table |= estimated(column, estimate, absent=null)
+        labels = question.labels[column]
+        for place, label in enumerate(labels):
+            places = (place,) if estimate.value.ndim > 1 else ()
+            table |= estimated(label, estimate, places, absent=column in settled.nulls)
     released = sorted_rows(pa.table(table), question.key)
     return encoded(_header(question, charge, settled), released)
 
@@ -312,22 +373,24 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
     plan, design, bits = question.gridded
     if design is None:
         return Settled(plan, frozenset(), {})
-    column, ids = question.column, (rows.unit_ids, rows.groups.ids)
+    ids = rows.unit_ids, rows.groups.ids
+    of_histogram: dict[str, QueryColumn | None] = {GROUPS: None}
+    for column in plan.columns:
+        of_histogram |= {column.name: column, column.rows_histogram: column}
     counts = {}
     for histogram in design.histograms:
-        values = histogram_values(histogram.name, column, rows)
+        values = histogram_values(histogram.name, of_histogram[histogram.name], rows)
         counts[histogram.name] = counted(histogram, values, ids, ring, name)
     settled = choose_bounds(plan, design, counts, ring, name)
-    if column is None:
-        return settled
-    [chosen] = settled.plan.columns
-    low, high = chosen.low, chosen.high
-    bounds = {} if low is None or high is None else {column.name: (low, high)}
+    chosen = {c.name for c in plan.columns if c.automatic or c.automatic_rows}
+    bounds = {c.name: (c.low or 0.0, c.high or 0.0) for c in settled.plan.columns}
+    bounds = {name: bounds[name] for name in bounds if name in chosen}
     return settled._replace(plan=regridded(settled.plan, bounds, bits))
 
 
 def _header(question: Question, charge: Charge, settled: Settled) -> Header:
-    columns = settled.plan.columns if question.automatic and not settled.nulls else ()
+    automatic = {c.name for c in question.gridded.plan.columns if c.automatic} - settled.nulls
+    columns = [column for column in settled.plan.columns if column.name in automatic]
     return Header(
         **answered_now(charge),
         epsilon=charge.epsilon,

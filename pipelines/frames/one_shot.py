@@ -1,12 +1,13 @@
 """Private answers about a table in memory, each by one call: `histogram`, `count`, `sum`, `mean`,
-and `keys`, which lists the keys.
+`quantiles`, several of them as one answer (`aggregate`), and `keys`, which lists the keys.
 
     import dpstream
 
     dpstream.histogram(visits, unit="user", key="page", epsilon=1.0)
 
 All rows of one unit together are protected.  Each call is one answer that is (epsilon, delta)-
-differentially private by itself; the cost of several calls adds up.  With ``account`` an account
+differentially private by itself; the cost of several calls adds up (that of the figures of one
+`aggregate` does not).  With ``account`` an account
 adds it up and refuses a call beyond its limit.  The same question then gets the same bytes, with
 their date, at no further charge, whatever rows the table has by then: ``as_of`` names the state of
 the data that is asked about, ``fresh`` asks again at a new charge.
@@ -24,6 +25,7 @@ has); 1e-9 fits data of up to some millions of units.  With public keys, or with
 `plan` shows what a call would cost and how exact its answer would be.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from dpstream.pipelines.frames.answer import PrivateTable
     from dpstream.pipelines.frames.plan import QuestionPlan
     from dpstream.pipelines.frames.project_file import DataSetAccount
-    from dpstream.pipelines.frames.question import Arguments, Figure
+    from dpstream.pipelines.frames.question import Arguments
 
 #: See the module.
 DELTA = 1e-9
@@ -60,7 +62,8 @@ def histogram(
     has.
 
     Args:
-        data: a DataFrame of pandas or Polars, an Arrow table, or any other with an Arrow stream.
+        data: a DataFrame of pandas or Polars, a relation of DuckDB, an Arrow table or data set, or
+            any other with an Arrow stream.
         unit: the column with the privacy unit: text, whole numbers, booleans or bytes.  A row
             without a unit, a key or a value does not count.
         key: the column, or columns, to group by; the answer has one row for each key.
@@ -92,7 +95,7 @@ def histogram(
         UsageError: an argument cannot be used.
         PolicyError: the charge exceeds the account's limit.
     """
-    return _ask("units", locals())
+    return _ask("histogram", locals())
 
 
 def keys(
@@ -256,8 +259,104 @@ def mean(
     return _ask("mean", locals())
 
 
+def quantiles(
+    data: Any,
+    *,
+    unit: str,
+    value: str,
+    epsilon: float,
+    at: float | Sequence[float] = (0.25, 0.5, 0.75),
+    bounds: tuple[float, float] | Literal["auto"] = "auto",
+    whole_numbers: bool = False,
+    key: str | Sequence[str] | None = None,
+    delta: float = DELTA,
+    max_keys: int | None = None,
+    max_rows: int | None = None,
+    public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
+    account: "DataSetAccount | None" = None,
+    fresh: bool = False,
+    as_of: str = "",
+    allow_large_delta: bool = False,
+) -> "PrivateTable":
+    """Return quantiles of a column for each key; without a key, of all rows.
+
+    All quantiles come from one noisy tree, so that more of them cost nothing more.  They are exact
+    to 1/256 of the bounds' width.
+
+    Args:
+        value, bounds, whole_numbers: see `sum`; ``"auto"`` chooses bounds of each row's value.
+        at: the quantiles, each from 0 to 1.
+        max_rows: the most rows of one unit in a key that count, drawn at random; unless given, the
+            number is chosen privately.
+
+    The other arguments are those of `histogram`.
+
+    Returns:
+        the key's columns, and for each quantile ``q25`` or the like with its ``q25_sd``,
+        ``q25_noise_low`` and ``q25_noise_high``.
+
+    Raises:
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
+    """
+    return _ask("quantiles", locals())
+
+
+def aggregate(
+    data: Any,
+    *,
+    unit: str,
+    epsilon: float,
+    units: bool = False,
+    count: bool = False,
+    sum: str | Sequence[str] | None = None,
+    mean: str | Sequence[str] | None = None,
+    quantiles: str | Sequence[str] | None = None,
+    at: float | Sequence[float] = (0.25, 0.5, 0.75),
+    bounds: "Mapping[str, tuple[float, float]] | tuple[float, float] | Literal['auto']" = "auto",
+    whole_numbers: "Mapping[str, bool] | bool" = False,
+    key: str | Sequence[str] | None = None,
+    delta: float = DELTA,
+    max_keys: int | None = None,
+    max_rows: int | None = None,
+    public_keys: Any = None,
+    mechanism: "Mechanism" = "auto",
+    optimise: "Optimise | None" = None,
+    account: "DataSetAccount | None" = None,
+    fresh: bool = False,
+    as_of: str = "",
+    allow_large_delta: bool = False,
+) -> "PrivateTable":
+    """Return several figures of each key as one answer: one charge, one choice of keys.
+
+        dpstream.aggregate(visits, unit="user", key="page", epsilon=1.0, count=True, mean="seconds")
+
+    Args:
+        units, count: whether to count the units, as `histogram` does, and the rows.
+        sum, mean, quantiles: the column, or columns, to sum and so on.  A row without a value adds
+            nothing to the figures of that column, and counts in the others.
+        at: of all quantiles.
+        bounds, whole_numbers: see `sum`; of all columns, or by column.
+
+    The other arguments are those of `count`; the budget is divided evenly over the figures.
+
+    Returns:
+        the key's columns, ``units``, ``count``, ``sum_COLUMN``, ``mean_COLUMN``, ``q25_COLUMN`` and
+        so on, each with its ``_sd``, ``_noise_low`` and ``_noise_high``.
+
+    Raises:
+        UsageError: an argument cannot be used.
+        PolicyError: the charge exceeds the account's limit.
+    """
+    return _ask("aggregate", locals())
+
+
 def plan(
-    figure: Literal["histogram", "count", "sum", "mean", "keys"], data: Any, **arguments: Any
+    figure: Literal["histogram", "count", "sum", "mean", "quantiles", "aggregate", "keys"],
+    data: Any,
+    **arguments: Any,
 ) -> "QuestionPlan":
     """Return the cost of a question, whether it would be answered, and the errors of the answer.
 
@@ -269,7 +368,7 @@ def plan(
 
     Args:
         figure: the name of the function that would be called.
-        data, arguments: arguments of that function; see `histogram`, `count`, `sum` and `mean`.
+        data, arguments: arguments of that function; see `histogram` and the others.
 
     Returns:
         the plan; an error that the function would raise before it reads a row is its ``refusal``.
@@ -289,36 +388,36 @@ def plan(
             "names no figure of a table",
             f"write one of {', '.join(map(repr, _FIGURES))}",
         )
-    function, kind = _FIGURES[figure]
-    given = inspect.signature(function).bind(data, **arguments)
+    given = inspect.signature(_FIGURES[figure]).bind(data, **arguments)
     given.apply_defaults()
     call = given.arguments
-    request, account = _arguments(kind, call), call["account"]
-    return planned(data, request, account, _how(call), call["allow_large_delta"])
+    request = functools.partial(_arguments, figure, call)
+    return planned(data, request, call["account"], _how(call), call["allow_large_delta"])
 
 
-_FIGURES: dict[str, tuple[Callable[..., "PrivateTable"], "Figure"]] = {
-    "histogram": (histogram, "units"),
-    "count": (count, "count"),
-    "sum": (sum, "sum"),
-    "mean": (mean, "mean"),
-    "keys": (keys, "keys"),
+_FIGURES: dict[str, Callable[..., "PrivateTable"]] = {
+    "histogram": histogram,
+    "count": count,
+    "sum": sum,
+    "mean": mean,
+    "quantiles": quantiles,
+    "aggregate": aggregate,
+    "keys": keys,
 }
 
 
-def _arguments(kind: "Figure", call: Mapping[str, Any]) -> "Arguments":
-    """Return the question of a call, from the call's arguments by name."""
-    from dpstream.pipelines.frames.question import Arguments
+def _arguments(asking: str, call: Mapping[str, Any]) -> "Arguments":
+    """Return the question of a call of a function, from the call's arguments by name."""
+    from dpstream.pipelines.frames.question import Arguments, Figure, figures_of
 
-    given: dict[str, Any] = {
-        "kind": kind,
-        **dict.fromkeys(("value", "bounds", "public_keys")),
-        "max_rows": 1,
-        "whole_numbers": False,
-    }
-    given |= call
-    given["charged"] = call["account"] is not None
-    return Arguments(**{name: given[name] for name in Arguments._fields})
+    figures = figures_of(call) if asking == "aggregate" else {}
+    if asking not in ("aggregate", "keys"):
+        kind: Any = "units" if asking == "histogram" else asking
+        given = {name: call[name] for name in Figure._fields if name in call}
+        figures = {kind: Figure(kind, **given)}
+    fields = {"max_rows": None, "public_keys": None, **call, "figures": figures}
+    fields["charged"] = call["account"] is not None
+    return Arguments(**{name: fields[name] for name in Arguments._fields})
 
 
 def _how(call: Mapping[str, Any]) -> "Asking":
@@ -327,7 +426,7 @@ def _how(call: Mapping[str, Any]) -> "Asking":
     return Asking(call["fresh"], call["as_of"])
 
 
-def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
+def _ask(asking: str, call: Mapping[str, Any]) -> "PrivateTable":
     """Return the answer of a call."""
     import warnings
 
@@ -335,7 +434,7 @@ def _ask(kind: "Figure", call: Mapping[str, Any]) -> "PrivateTable":
     from dpstream.pipelines.frames.answer import ask
     from dpstream.pipelines.frames.question import question_of
 
-    question, columns = question_of(call["data"], _arguments(kind, call))
+    question, columns = question_of(call["data"], _arguments(asking, call))
     plan = question.gridded.plan
     check_delta(plan.delta, call["allow_large_delta"], switch="allow_large_delta=True")
     for weakness in weaknesses(plan.epsilon, plan.delta):

@@ -5,7 +5,7 @@ same for all tables with these columns.  It writes nothing.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, required
@@ -109,14 +109,14 @@ class QuestionPlan(NamedTuple):
 
 def planned(
     data: Any,
-    arguments: Arguments,
+    arguments: Callable[[], Arguments],
     account: DataSetAccount | None,
     how: Asking,
     allow_large_delta: bool,
 ) -> QuestionPlan:
     """Return the plan of a question; see `frames.one_shot` for its arguments."""
     try:
-        question, _ = question_of(without_rows(data), arguments)
+        question, _ = question_of(without_rows(data), arguments())
     except DpstreamError as error:
         return QuestionPlan(Acceptance(error, None, None, None), None, None, [], [], [])
     plan, room = question.gridded.plan, None

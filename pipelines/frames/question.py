@@ -1,7 +1,7 @@
 """A question about a table: it is fixed, checked and priced before any row is read.
 
-A question is a query (``accounting.query``) of one column.  Its digest covers everything except the
-rows, so that an account recognises the same question.
+A question is a query (``accounting.query``) of one or more columns.  Its digest covers everything
+except the rows, so that an account recognises the same question.
 
 The type of a column of numbers decides nothing: whether it is of whole numbers or of floats may
 depend on one row (pandas makes floats of whole numbers where one is missing, readers of text where
@@ -12,21 +12,22 @@ a question is refused.
 import hashlib
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import PolicyError, UsageError, refuse_first
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.limits import MAX_KEY_COLUMNS
+from dpstream.accounting.limits import MAX_AGGREGATES, MAX_KEY_COLUMNS
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, Optimise, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
 from dpstream.accounting.query.plan import (
     MAX_GROUPS,
+    MAX_QUANTILES,
     MAX_ROWS,
     ColumnKind,
     Mechanism,
@@ -48,18 +49,38 @@ _UNITS: dict[str, FieldType] = {
     "bool": "bool",
     "bytes": "bytes",
 }
-Figure = ColumnKind | Literal["keys"]
+
+
+class Figure(NamedTuple):
+    """A figure of each key, as a caller asked for it.
+
+    Attributes:
+        kind: of the answer's column.
+        value: the column that it is of; ``None`` for counts.
+        bounds: lower and upper bound of each value, or ``auto``.
+        whole_numbers: whether steps of a sum are whole, by declaration alone.
+        at: the quantiles.
+    """
+
+    kind: ColumnKind
+    value: Any = None
+    bounds: Any = None
+    whole_numbers: Any = False
+    at: Any = ()
+
+    def labels(self, name: str) -> list[str]:
+        """Return the columns of the answer: one, or ``q50`` and so on in the place of the kind."""
+        if self.kind != "quantiles":
+            return [name]
+        return [f"q{100 * q:g}{name.removeprefix(self.kind)}" for q in self.at]
 
 
 class Arguments(NamedTuple):
     """The arguments of a question, as a caller gave them.
 
     Attributes:
-        kind: the kind of the answer's column: ``units``, ``count``, ``sum`` or ``mean``; or
-            ``keys`` for the keys alone.
-        unit, key, value: names of columns; ``key`` is empty for one figure of all rows.
-        bounds: lower and upper bound of each value; ``None`` where none are needed.
-        whole_numbers: whether steps of a sum are whole, by declaration alone.
+        figures: by name; none for the keys alone.
+        unit, key: names of columns; ``key`` is empty for one figure of all rows.
         max_keys, max_rows: the most keys of a unit, and rows of a unit in each, that count;
             ``None``: chosen privately.
         public_keys: all keys that are published, whatever the rows hold.
@@ -68,12 +89,9 @@ class Arguments(NamedTuple):
         charged: whether the question is charged in an account.
     """
 
-    kind: Figure
+    figures: Mapping[str, Figure]
     unit: Any
     key: Any
-    value: Any
-    bounds: Any
-    whole_numbers: Any
     epsilon: Any
     delta: Any
     max_keys: Any
@@ -84,16 +102,46 @@ class Arguments(NamedTuple):
     charged: bool
 
 
+def figures_of(call: Mapping[str, Any]) -> dict[str, Figure]:
+    """Return the figures of a call of `aggregate`, by name.
+
+    Raises:
+        UsageError: there is none, or bounds or whole numbers are of a column that has none.
+    """
+    kinds: tuple[ColumnKind, ...] = ("units", "count", "sum", "mean", "quantiles")
+    counts = {kind: Figure(kind) for kind in kinds[:2] if call[kind]}
+    names = {k: sorted(_columns(k, call[k], MAX_AGGREGATES)) for k in kinds[2:]}
+    values = {value for of_kind in names.values() for value in of_kind}
+    bounds, integral = (
+        given if isinstance(given, Mapping) else dict.fromkeys(values, given)
+        for given in (call["bounds"], call["whole_numbers"])
+    )
+    for argument, given in (("bounds", bounds), ("whole_numbers", integral)):
+        if not given.keys() <= values:
+            fix = f"write {argument} of columns in sum, mean and quantiles alone"
+            raise UsageError(argument, "names a column of no figure", fix)
+    figures = {
+        f"{kind}_{value}": Figure(
+            kind, value, bounds.get(value, "auto"), integral.get(value, False), call["at"]
+        )
+        for kind, of_kind in names.items()
+        for value in of_kind
+    }
+    if not counts | figures:
+        raise UsageError("figures", "are none", "write e.g. count=True, or mean='seconds'")
+    return counts | figures
+
+
 class Question(NamedTuple):
     """A checked question; public.
 
     Attributes:
-        unit, key, value: names of columns; ``key`` is sorted, because its order is presentation.
+        unit, key: names of columns; ``key`` is sorted, because its order is presentation.
         key_order: the key's columns in the order in which the answer shows them.
         unit_type: the type of the unit.
         kinds: the kinds of ids of each key column.
-        families: the plan in each family of noise that the question can use; a plan has one
-            column, with the name of its kind, or no column.
+        figures: by the names of the plan's columns.
+        families: the plan in each family of noise that the question can use.
         gridded: the plan in the family that is used; after a charge, in the charge's family.
         public: canonical public keys without duplicates; ``None`` where keys are selected, or
             there is no key.
@@ -103,29 +151,28 @@ class Question(NamedTuple):
     unit: str
     key: tuple[str, ...]
     key_order: tuple[str, ...]
-    value: str | None
     unit_type: FieldType
     kinds: tuple[str, ...]
+    figures: Mapping[str, Figure]
     families: Families
     gridded: Gridded
     public: pa.Table | None
     digest: str
 
     @property
-    def column(self) -> QueryColumn | None:
-        """The column of the answer; ``None`` if the answer has only keys."""
-        columns = self.gridded.plan.columns
-        return columns[0] if columns else None
+    def labels(self) -> dict[str, list[str]]:
+        """The columns of the answer by the plan's."""
+        return {name: figure.labels(name) for name, figure in self.figures.items()}
 
     @property
-    def automatic(self) -> bool:
-        """Return whether the question chooses bounds of its column privately."""
-        return self.column is not None and self.column.automatic
+    def counts_rows(self) -> bool:
+        """Return whether a figure is of rows without a value too."""
+        return any(figure.value is None for figure in self.figures.values())
 
     @property
     def kind(self) -> ChargeKind:
         """The kind of the question's charge."""
-        return "keys" if self.column is None else "frame"
+        return "frame" if self.figures else "keys"
 
     @property
     def request(self) -> list[bytes]:
@@ -156,12 +203,16 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
         UsageError: an argument cannot be used.
         PolicyError: the question as asked cannot be answered privately.
     """
+    at = {n: _at(f.at) for n, f in request.figures.items() if f.kind == "quantiles"}
+    figures = {n: f._replace(at=at.get(n, ())) for n, f in request.figures.items()}
+    request = request._replace(figures=figures)
     key_order = _names(request)
     key = sorted(key_order)
-    named = {"unit": [request.unit], "key": key}
-    if request.kind in ("sum", "mean"):
-        named["value"] = [request.value]
-    columns = columns_of(data, {argument: names for argument, names in named.items() if names})
+    values: dict[str, list[str]] = {}
+    for name, figure in figures.items():
+        if figure.value is not None:
+            values.setdefault(_argument(name, figure), []).append(figure.value)
+    columns = columns_of(data, {"unit": [request.unit], "key": key, **values})
     unit_kind = id_kind_of("unit", columns[request.unit].type)
     unit_type = _UNITS.get(unit_kind)
     if unit_type is None:
@@ -169,12 +220,12 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
             "unit", f"is a column of {unit_kind}s", "name text, whole numbers, booleans or bytes"
         )
     kinds = [id_kind_of("key", columns[name].type) for name in key]
-    value = request.value if request.kind in ("sum", "mean") else None
-    if value is not None:
-        check_numbers("value", columns[value].type)
+    for argument, of_argument in values.items():
+        for value in of_argument:
+            check_numbers(argument, columns[value].type)
     public = _public(request.public_keys, key, kinds)
     families = _families(request, bool(key), public is not None)
-    names = [request.unit, key, value]
+    names = [request.unit, key, [(name, figure.value) for name, figure in figures.items()]]
     # The content of public keys, independent of its memory layout.
     listed = (
         b"" if public is None else hashlib.blake2b(table_bytes(public), digest_size=16).digest()
@@ -185,32 +236,22 @@ def question_of(data: Any, request: Arguments) -> tuple[Question, dict[str, pa.C
         digest_size=16,
         person=b"dpstream-frame",
     ).hexdigest()
-    named_by = request.unit, tuple(key), tuple(key_order), value, unit_type, tuple(kinds)
-    return Question(*named_by, families, families.taken(), public, digest), columns
+    named_by = request.unit, tuple(key), tuple(key_order), unit_type, tuple(kinds)
+    return Question(*named_by, figures, families, families.taken(), public, digest), columns
 
 
 def _names(request: Arguments) -> list[str]:
     """Return the key's columns; check names against each other, not yet against the table."""
-    given = request.key
-    key = [] if given is None else [given] if isinstance(given, str) else list(given)
-    different = all(isinstance(name, str) for name in key) and len(set(key)) == len(key)
-    usable = different and len(key) <= MAX_KEY_COLUMNS and (given is None or len(key) > 0)
-    answered = {request.kind, *(f"{request.kind}_{label}" for label in LABELS.values())}
+    key = [] if request.key is None else _columns("key", request.key, MAX_KEY_COLUMNS)
+    _columns("unit", request.unit, 1)
+    for name, figure in request.figures.items():
+        if figure.kind not in ("units", "count"):
+            _columns(_argument(name, figure), figure.value, 1)
+    labels = [label for name, figure in request.figures.items() for label in figure.labels(name)]
+    answered = {*labels, *(f"{label}_{part}" for label in labels for part in LABELS.values())}
     refuse_first(
         (
-            not isinstance(request.unit, str),
-            UsageError("unit", "must be a column's name", "write e.g. unit='user'"),
-        ),
-        (
-            not usable,
-            UsageError(
-                "key",
-                f"must be a column's name, or 1 to {MAX_KEY_COLUMNS} different ones",
-                "write e.g. key='page', or key=['page', 'country']",
-            ),
-        ),
-        (
-            usable and isinstance(request.unit, str) and request.unit in key,
+            request.unit in key,
             PolicyError(
                 "key",
                 "is the unit: a figure of each unit by itself protects none",
@@ -218,19 +259,50 @@ def _names(request: Arguments) -> list[str]:
             ),
         ),
         (
-            request.kind in ("sum", "mean") and not isinstance(request.value, str),
-            UsageError("value", "must be a column's name", "write e.g. value='seconds'"),
-        ),
-        (
-            request.kind == "keys" and not key,
+            not request.figures and not key,
             UsageError("key", "must be a column's name", "write e.g. key='page'"),
         ),
         (
-            request.kind != "keys" and usable and not answered.isdisjoint(key),
+            not answered.isdisjoint(key),
             UsageError("key", "has the name of a column of the answer", "rename the column"),
         ),
     )
     return key
+
+
+def _argument(name: str, figure: Figure) -> str:
+    """Return the argument that names a figure's column."""
+    return "value" if name == figure.kind else figure.kind
+
+
+_EXAMPLES = {"unit": "user", "key": "page"}
+
+
+def _columns(argument: str, given: Any, most: int) -> list[str]:
+    """Return names of columns: a name, or, if it may be several, a list of them or none."""
+    names = list(given) if most > 1 and isinstance(given, Iterable) else [given]
+    names = [given] if isinstance(given, str) else [] if given is None and most > 1 else names
+    texts = all(isinstance(name, str) for name in names)
+    if not texts or not len(set(names)) == len(names) <= most or (argument == "key" and not names):
+        several = f", or up to {most} different ones in a list" if most > 1 else ""
+        # A name that is a number, of pandas, goes by its text; another object may hold values.
+        is_number = isinstance(given, int) and not isinstance(given, bool)
+        example = str(given) if is_number else _EXAMPLES.get(argument, "seconds")
+        rule = f"must be a column's name as a text{several}"
+        raise UsageError(argument, rule, f"write e.g. {argument}={example!r}")
+    return names
+
+
+def _at(given: Any) -> tuple[float, ...]:
+    try:
+        at = sorted(map(float, given if isinstance(given, Iterable) else [given]))
+    except (TypeError, ValueError):
+        at = []
+    labels = {f"{100 * q:g}" for q in at if 0 <= q <= 1}
+    if not 0 < len(labels) == len(at) <= MAX_QUANTILES:
+        rule = f"must be 1 to {MAX_QUANTILES} different numbers from 0 to 1"
+        raise UsageError("at", rule, "write e.g. at=(0.25, 0.5, 0.75)")
+    return tuple(at)
 
 
 def _families(request: Arguments, grouped: bool, public: bool) -> Families:
@@ -263,12 +335,12 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
         (not epsilon > 0, UsageError("epsilon", "must be positive", example)),
         (not 0 <= delta < 1, UsageError("delta", "must be below 1, and 0 or more", example)),
     )
-    column, whole_steps = _column(request), request.whole_numbers
-    if column is not None and not isinstance(whole_steps, bool):
+    columns = [_column(*figure, request.max_rows) for figure in request.figures.items()]
+    integral = {n: f.whole_numbers for n, f in request.figures.items()}
+    if not all(isinstance(switch, bool) for switch in integral.values()):
         raise UsageError("whole_numbers", "must be True or False", "write whole_numbers=True")
 
     def plan_of(bits: int) -> QueryPlan:
-        columns = [] if column is None else [column]
         return QueryPlan(
             epsilon=epsilon,
             delta=delta,
@@ -277,7 +349,7 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
             mechanism=mechanism,
             selects=selects,
             columns=tuple(
-                msgspec.structs.replace(c, grid=grid_of(c, whole_steps, bits)) for c in columns
+                msgspec.structs.replace(c, grid=grid_of(c, integral[c.name], bits)) for c in columns
             ),
             automatic_groups=grouped and chosen,
         )
@@ -294,23 +366,20 @@ def _families(request: Arguments, grouped: bool, public: bool) -> Families:
     )
 
 
-def _column(request: Arguments) -> QueryColumn | None:
-    """Return the column of the answer, without its grid; ``None`` for keys alone."""
-    if request.kind == "keys":
-        return None
-    chosen = request.max_rows is None
-    rows = FEW_ROWS if chosen else _integer("max_rows", request.max_rows, MAX_ROWS)
-    if request.kind == "units":
-        return QueryColumn("units", "units", per="group", rows=rows)
-    if request.kind == "count":
+def _column(name: str, figure: Figure, max_rows: Any) -> QueryColumn:
+    """Return a column of the answer, without its grid."""
+    kind, chosen = figure.kind, max_rows is None
+    rows = FEW_ROWS if chosen else _integer("max_rows", max_rows, MAX_ROWS)
+    if kind == "units":
+        return QueryColumn(name, kind, per="group", rows=rows)
+    if kind == "count":
         low, high = (None, None) if chosen else (0.0, float(rows))
-        return QueryColumn("count", "count", low, high, per="group", rows=rows)
-    if isinstance(request.bounds, str) and request.bounds == "auto":
-        return QueryColumn(request.kind, request.kind, per="group", rows=rows)
-    low, high = _pair(request.bounds)
-    return QueryColumn(
-        request.kind, request.kind, low, high, per="row", rows=rows, automatic_rows=chosen
-    )
+        return QueryColumn(name, kind, low, high, per="group", rows=rows)
+    automatic = isinstance(figure.bounds, str) and figure.bounds == "auto"
+    if automatic and kind != "quantiles":
+        return QueryColumn(name, kind, per="group", rows=rows)
+    low, high = (None, None) if automatic else _pair(figure.bounds)
+    return QueryColumn(name, kind, low, high, rows=rows, at=figure.at, automatic_rows=chosen)
 
 
 def _pair(bounds: Any) -> tuple[float, float]:

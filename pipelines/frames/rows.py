@@ -1,14 +1,17 @@
 """Rows of a table -> canonical rows -> partials of a query, in numpy.
 
 What a row becomes depends on that row alone: its unit and key become keyed ids in the canonical
-forms of ``dp_transforms.ingest.columns``, its value a float.  A row without a unit (or with an
-empty one), a key or a usable value does not count; nor does a row whose key is not a public key.
+forms of ``dp_transforms.ingest.columns``, its values floats.  A row without a unit (or with an
+empty one) or a key does not count; nor does a row whose key is not a public key, nor, unless rows
+or units are counted, one that has none of the values.  A row without a value adds nothing to the
+figures of that column.
 
 Stage 1 is that of SQL (``pipelines.sql.query_plan``) on one table without expressions: each value
 is held within the bounds and rounded to the grid; the rows of a unit with a key are added up
-exactly; for a mean, the sum of a unit with more rows than count is scaled down to that many.  Stage
-2 (``dp_transforms.one_shot``, mechanism.md section 11) bounds a unit's contributions: its guarantee
-relies on this module only in that every partial is made of the rows of one unit.
+exactly; for a mean, the sum of a unit with more rows than count is scaled down to that many; of
+quantiles the rows stay.  Stage 2 (``dp_transforms.one_shot``, mechanism.md section 11) bounds a
+unit's contributions: its guarantee relies on this module only in that every partial is made of the
+rows of one unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Float64, Ids, Int64
-from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.parts import middle_of
-from dpstream.accounting.query.plan import GROUPS, QueryColumn, QueryPlan
-from dpstream.dp_transforms.ingest.columns import decoded, identity, measure, unit_identity
+from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.dp_transforms.ingest.columns import identity, laid_out, measure, unit_identity
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
@@ -36,6 +39,13 @@ from dpstream.state.numbers import arrow_numbers, mask, values_of
 _WIDE = 1 << 32
 
 
+class Measured(NamedTuple):
+    """PRIVATE: (n,) finite numbers of a column of values, 0 where there is none; (n,) where."""
+
+    number: Float64
+    there: Bool
+
+
 class Rows(NamedTuple):
     """PRIVATE: the counted rows of a table, sorted by unit and group.
 
@@ -44,14 +54,20 @@ class Rows(NamedTuple):
     Attributes:
         unit: (n,) int64 slots of units; unit_ids: (units, 2) their keyed ids.
         group: (n,) int64 codes of groups; groups: their values and ids.
-        value: (n,) finite floats; ``None`` where only rows are counted.
+        first: number of the first row of each (unit, group).
+        values: by column of the answer; empty where only rows are counted.
     """
 
     unit: Int64
     unit_ids: Ids
     group: Int64
     groups: Groups
-    value: Float64 | None
+    first: Int64
+    values: Mapping[str, Measured]
+
+    def added(self, values: Int64) -> Int64:
+        """Return the sum of each (unit, group)."""
+        return np.add.reduceat(values, self.first) if len(self.first) else np.zeros(0, np.int64)
 
 
 def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: KeyRing) -> Rows:
@@ -69,67 +85,86 @@ def rows_of(question: Question, columns: Mapping[str, pa.ChunkedArray], ring: Ke
         codes, values, ok = _coded(columns[name], kind)
         keys.append((codes, values))
         good &= ok
-    value = None
-    if question.value is not None:
-        value, ok = measure(columns[question.value].combine_chunks())
-        value = value + 0.0  # no -0.0
-        good &= ok
+    names = {figure.value for figure in question.figures.values() if figure.value is not None}
+    values = {name: Measured(*measure(columns[name].combine_chunks())) for name in sorted(names)}
+    if values and not question.counts_rows:
+        good &= np.any([value.there for value in values.values()], axis=0)
     good_rows = slice(None) if good.all() else np.flatnonzero(good)
     groups = Groups(list(question.key), list(question.kinds), ring.key, question.public)
-    unit, value = unit[good_rows], None if value is None else value[good_rows]
     parts = [(codes[good_rows], values) for codes, values in keys]
+    unit = unit[good_rows]
     group = _groups(parts, groups) if keys else np.zeros(len(unit), np.int64)
+    pair = pairs(unit, group, len(groups.ids))
+    order = np.argsort(pair)
     if len(group) and int(group.min()) < 0:  # none of the public keys
-        listed = np.flatnonzero(group >= 0)
-        unit, group = unit[listed], group[listed]
-        value = None if value is None else value[listed]
-    order = np.argsort(pairs(unit, group, len(groups.ids)))
-    unit, group = unit[order], group[order]
-    return Rows(unit, unit_ids, group, groups, None if value is None else value[order])
+        order = order[group[order] >= 0]
+    first = np.flatnonzero(np.diff(pair[order], prepend=-1))
+
+    def ordered(value: Measured) -> Measured:
+        number, there = value.number[good_rows][order], value.there[good_rows][order]
+        return Measured(number + 0.0, there)  # no -0.0
+
+    values = {name: ordered(value) for name, value in values.items()}
+    of_answer = {n: values[f.value] for n, f in question.figures.items() if f.value is not None}
+    return Rows(unit[order], unit_ids, group[order], groups, first, of_answer)
 
 
 def partials_of(plan: QueryPlan, rows: Rows) -> Partials:
     """Return the input of stage 2, for a plan with its bounds."""
-    partials = Partials(rows.unit, rows.group, rows.unit_ids, rows.groups.ids)
-    if not plan.columns or plan.columns[0].kind == "units":
-        return partials
-    [column] = plan.columns
-    if column.kind == "count":
-        return partials._replace(sums=(np.ones(len(rows.unit), np.int64),))
-    if column.kind == "mean":
-        return _means(column, rows, partials)
-    steps = _steps(rows, column.grid, *_limits(column))
-    if column.per == "row":
-        return partials._replace(sums=(steps,))
-    unit, group, total, _ = _by_pair(rows, steps)
-    bounded = np.clip(total, *column.grid_bounds())
-    return partials._replace(unit=unit, group=group, sums=(bounded,))
+    sums, lists = list[Int64](), dict[str, Values]()
+    size = np.diff(rows.first, append=len(rows.unit))
+    for column in plan.columns:
+        if column.kind == "count":
+            sums.append(size)
+        elif column.kind != "units":
+            value = rows.values[column.name]
+            steps = _steps(value, column.grid, *_limits(column))
+            if column.kind == "quantiles":
+                there = value.there
+                lists[column.name] = Values(rows.unit[there], rows.group[there], steps[there])
+            elif column.kind == "mean":
+                sums += _means(column, steps, value.there, rows)
+            else:
+                sums.append(_sums(column, steps, value.there, rows))
+    unit, group = rows.unit[rows.first], rows.group[rows.first]
+    return Partials(unit, group, rows.unit_ids, rows.groups.ids, tuple(sums), lists)
 
 
 def histogram_values(name: str, column: QueryColumn | None, rows: Rows) -> Values:
     """Return the values that a histogram counts.
 
     These are the number of groups of each unit; or, for each unit in a group, its number of rows,
-    or its sum or mean (in grid steps).  For a sum within given bounds it is the multiple of the
-    nearer bound, which is what a bound on rows limits.
+    or its sum or mean (in grid steps); or, of quantiles, each row.  For a sum within given bounds
+    it is the multiple of the nearer bound, which is what a bound on rows limits.
+
+    Args:
+        column: whose histogram it is; ``None``: of groups.
     """
-    if column is not None and name == column.rows_histogram and column.kind == "sum":
-        low, high = column.grid_bounds()
-        unit, group, total, _ = _by_pair(rows, _steps(rows, column.grid, low, high))
-        bound = np.where(total < 0, -min(low, -1), max(high, 1))
-        return Values(unit, group, np.maximum(1, -(-np.abs(total) // bound)))
-    if column is None or name in (GROUPS, column.rows_histogram) or column.kind == "count":
-        unit, group, _, count = _by_pair(rows, np.zeros(len(rows.unit), np.int64))
-        if name != GROUPS:
-            return Values(unit, group, count)
+    unit, group = rows.unit[rows.first], rows.group[rows.first]
+    if column is None:
         each = np.bincount(unit)
         present = np.flatnonzero(each)
         return Values(present, np.zeros(len(present), np.int64), each[present])
-    steps = _steps(rows, column.grid, -_WIDE, _WIDE)
-    unit, group, total, count = _by_pair(rows, steps)
-    if column.kind == "mean":
-        total = total // np.maximum(count, 1)
-    return Values(unit, group, np.clip(total, -_WIDE, _WIDE))
+    if column.kind == "count":
+        return Values(unit, group, np.diff(rows.first, append=len(rows.unit)))
+    value = rows.values[column.name]
+    number = rows.added(value.there.astype(np.int64))
+    valued = number > 0
+    if name == column.rows_histogram and column.kind != "sum":
+        return Values(unit[valued], group[valued], number[valued])
+    limits = _limits(column) if name == column.rows_histogram else (-_WIDE, _WIDE)
+    steps = _steps(value, column.grid, *limits)
+    if column.kind == "quantiles":
+        there = value.there
+        return Values(rows.unit[there], rows.group[there], steps[there])
+    total = rows.added(np.where(value.there, steps, 0))
+    if name == column.rows_histogram:
+        low, high = limits
+        bound = np.where(total < 0, -min(low, -1), max(high, 1))
+        total = np.maximum(1, -(-np.abs(total) // bound))
+    elif column.kind == "mean":
+        total = total // np.maximum(number, 1)
+    return Values(unit[valued], group[valued], np.clip(total, -_WIDE, _WIDE)[valued])
 
 
 def _limits(column: QueryColumn) -> tuple[int, int]:
@@ -137,35 +172,29 @@ def _limits(column: QueryColumn) -> tuple[int, int]:
     return column.grid_bounds() if column.per == "row" else (-_WIDE, _WIDE)
 
 
-def _steps(rows: Rows, grid: float, low: int, high: int) -> Int64:
+def _steps(value: Measured, grid: float, low: int, high: int) -> Int64:
     """Return the (n,) values in whole grid steps, held within the bounds."""
-    value = required(rows.value, "the column has values")
     with np.errstate(over="ignore"):  # 1e308 on a grid of 0.1 is beyond every bound
-        scaled = np.clip(np.rint(value / grid), low, high)
+        scaled = np.clip(np.rint(value.number / grid), low, high)
     return np.asarray(scaled, np.int64)
 
 
-def _means(column: QueryColumn, rows: Rows, partials: Partials) -> Partials:
+def _sums(column: QueryColumn, steps: Int64, there: Bool, rows: Rows) -> Int64:
+    """Return the sum of each unit in a group, 0 where it has no value there."""
+    total = rows.added(np.where(there, steps, 0))
+    if column.per == "row":
+        return total
+    held = np.clip(total, *column.grid_bounds())
+    return np.where(rows.added(there.astype(np.int64)) > 0, held, 0)
+
+
+def _means(column: QueryColumn, steps: Int64, there: Bool, rows: Rows) -> tuple[Int64, Int64]:
     """Return centred sums and counts for each unit in a group, of at most ``most_rows`` rows."""
-    most = column.most_rows
-    centred = _steps(rows, column.grid, *_limits(column)) - middle_of(column)
-    unit, group, total, count = _by_pair(rows, centred)
+    most, count = column.most_rows, rows.added(there.astype(np.int64))
+    total = rows.added(np.where(there, steps - middle_of(column), 0))
     # r * |total| <= n r h, and r h <= 2^32 by the grid: 64 bits hold it for 2^30 rows.
     scaled = np.sign(total) * (np.abs(total) * most // np.maximum(count, 1))
-    scaled = np.where(count > most, scaled, total)
-    return partials._replace(unit=unit, group=group, sums=(scaled, np.minimum(count, most)))
-
-
-def _by_pair(rows: Rows, values: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Return unit, group, sum and number of rows of each (unit, group)."""
-    pair = pairs(rows.unit, rows.group, len(rows.groups.ids))
-    first = np.flatnonzero(np.diff(pair, prepend=-1))
-    if not first.size:
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing, nothing
-    total = np.add.reduceat(values, first)
-    count = np.diff(first, append=len(pair))
-    return rows.unit[first], rows.group[first], total, count
+    return np.where(count > most, scaled, total), np.minimum(count, most)
 
 
 def _coded(
@@ -179,7 +208,7 @@ def _coded(
         typed: returns canonical values and the mask of distinct ones.
     """
     try:
-        codes, spelled = encoded(_plain(column))
+        codes, spelled = encoded(pa.chunked_array([laid_out(column)]))
     except pa.ArrowException:
         raise UsageError(
             "data", "has a column of more than 2 GiB of text", "ask it by `dpstream sql`"
@@ -204,20 +233,3 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
     place = np.zeros(len(met), np.int64)
     place[met] = group_codes
     return place[codes]
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts and bytes in Arrow's plain layout, without dictionaries and extension types."""
-    kind, types = column.type, pa.types
-    if types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        column = pa.chunked_array([decoded(column.combine_chunks())])
-        kind = column.type
-    if types.is_null(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return column.cast(pa.string())
-    if (
-        types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    ):
-        return column.cast(pa.binary())
-    return column

@@ -1,22 +1,22 @@
-"""Columns of a table in memory as Arrow: from pandas, Polars, Arrow, or any Arrow stream.
+"""Columns of a table as Arrow: of anything that exports itself by Arrow's stream protocol.
 
-The module does not import pandas or Polars: a table lists its ``columns``, returns some of them by
-``table[names]``, and exports itself by ``__arrow_c_stream__`` (Arrow's protocol of capsules).  Only
-the columns that a question needs are read: other columns may have values without an Arrow type.
-The libraries' errors quote values, so their texts are not passed on.
+``__arrow_c_stream__`` is what pandas, Polars, DuckDB's relations, Ibis, and Arrow's tables, batches
+and readers have in common; an Arrow data set has scanners instead.  Only the columns that a
+question needs are kept.  The libraries' errors quote values, so their texts are not passed on.
 
-A pandas column of objects is text and nothing else: it has no type but what its values are, and one
-row would decide how all others are read (a ``bytes`` among texts makes bytes of all, a ``Decimal``
-of 40 digits makes all others none).
+Two libraries have columns without a type of their own.  A pandas column of objects is text and
+nothing else: it has no type but what its values are, and one row would decide how all others are
+read (a ``bytes`` among texts makes bytes of all, a ``Decimal`` of 40 digits makes all others none).
+So only the columns that are needed are exported.  Polars exports objects as their addresses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError, nearest
-from dpstream.dp_transforms.ingest.columns import value_type
+from dpstream.dp_transforms.ingest.columns import identity_kind, value_type
 
 #: What reading a table may raise, of Arrow, of pandas and of Polars.
 _UNREADABLE = (
@@ -35,33 +35,40 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
     """Return some columns of a table.
 
     Args:
-        data: a table of pandas (2.2 or newer), Polars or Arrow, or any that has an Arrow stream.
-        named: names of columns by the argument that names them, for error messages.
+        data: a table of pandas (2.2 or newer), Polars, DuckDB or Arrow, or any that has an Arrow
+            stream; a stream that can be read once is read.
+        named: names of columns by the argument that names them, for error messages.  A column of
+            pandas that is not named by a text goes by the text of its name.
 
     Raises:
         UsageError: ``data`` is not a table, lacks a column or has one twice, or Arrow has no
             type for one.
     """
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    if not isinstance(data, pa.Table) and not hasattr(data, "__arrow_c_stream__"):
-        _refuse(data)
-    table = data if isinstance(data, pa.Table) or _by_name(data) else _read(data)
-    is_arrow = isinstance(table, pa.Table)
-    column_names = list(table.column_names if is_arrow else table.columns)
-    for argument, names in named.items():
-        for name in names:
-            _check(argument, name, column_names)
     wanted = {name: argument for argument, names in named.items() for name in names}
-    if is_arrow:
-        return {name: table.column(name) for name in wanted}
-    return _given(table, wanted)
+    stream = None if _of_pandas(data) else _opened(data, list(wanted))
+    names = list(map(str, data.columns)) if stream is None else stream.schema.names
+    for name, argument in wanted.items():
+        _check(argument, name, names)
+    columns = _of_frame(data, names, wanted) if stream is None else _read(stream, wanted, "data")
+    stored = dict(zip(names, getattr(data, "dtypes", ()), strict=False))
+    for name, argument in wanted.items():
+        kind, of_library = columns[name].type, _stored(stored.get(name))
+        # Polars gives the addresses of objects that it does not know.
+        if of_library == "Object" and pa.types.is_fixed_size_binary(kind):
+            raise _unknown(argument)
+        if of_library == "object" and not _is_text(kind):
+            raise UsageError(
+                argument,
+                "is a pandas column of objects that are not text: one row would decide its type",
+                "give it a type: .astype('Int64'), .astype('float'), pandas.to_datetime(column), or"
+                " .astype(pandas.ArrowDtype(pyarrow.binary())) and the like",
+            )
+    return columns
 
 
 def without_rows(data: Any) -> Any:
     """Return an Arrow stream as a table of its columns without rows; return other tables as is."""
-    is_read = isinstance(data, pa.Table | pa.RecordBatch) or _by_name(data)
-    if is_read or not hasattr(data, "__arrow_c_stream__"):
+    if _of_pandas(data) or not hasattr(data, "__arrow_c_stream__"):
         return data
     try:
         return pa.RecordBatchReader.from_stream(data).schema.empty_table()
@@ -75,31 +82,18 @@ def id_kind_of(argument: str, kind: pa.DataType) -> str:
     Raises:
         UsageError: values of this type cannot be ids.
     """
-    types, kind = pa.types, value_type(kind)
-    if types.is_uint64(kind) and argument != "unit":  # a unit is hashed, by its 64 bits
+    kind = value_type(kind)
+    if pa.types.is_uint64(kind) and argument != "unit":  # a unit is hashed, by its 64 bits
         return "decimal"
-    tests = {
-        "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
-        "bytes": (
-            types.is_binary,
-            types.is_large_binary,
-            types.is_binary_view,
-            types.is_fixed_size_binary,
-        ),
-        "int": (types.is_integer,),
-        "bool": (types.is_boolean,),
-        "date": (types.is_date,),
-        "timestamp": (types.is_timestamp,),
-        "decimal": (types.is_decimal,),
-    }
-    for name, fits in tests.items():
-        if any(test(kind) for test in fits):
-            return name
-    if types.is_floating(kind):
+    if (name := identity_kind(kind)) is not None:
+        return name
+    if pa.types.is_floating(kind):
         raise UsageError(
             argument,
-            "is a column of floats, two of which can be equal and differ",
-            "make it whole numbers (pandas: .astype('Int64'); Polars: .cast(pl.Int64)) or text",
+            "is a column of floats, two of which can be equal and differ; beyond 2^53 they have "
+            "merged already",
+            "read it again as whole numbers or text; of whole numbers below 2^53 pandas makes "
+            "them by .astype('Int64'), Polars by .cast(pl.Int64)",
         )
     raise UsageError(
         argument,
@@ -114,15 +108,19 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
     Raises:
         UsageError: the column is not numeric.
     """
-    types = pa.types
+    types, kind = pa.types, value_type(kind)
     fits = types.is_integer, types.is_floating, types.is_decimal, types.is_null
-    if not any(test(kind) for test in fits):
-        raise UsageError(
-            argument,
-            f"is a column of type {_plainly(kind)}, not of numbers",
-            "name a column of numbers (pandas: pandas.to_numeric(column, errors='coerce'); Polars: "
-            ".cast(pl.Float64, strict=False))",
+    if any(test(kind) for test in fits):
+        return
+    fix = "name a column of numbers"
+    if types.is_boolean(kind):
+        fix = "make it 0 and 1 (pandas: .astype('Int8'); Polars: .cast(pl.Int8))"
+    elif identity_kind(kind) == "string":
+        fix += (
+            " (of text, pandas: pandas.to_numeric(column, errors='coerce'); Polars: "
+            ".cast(pl.String).cast(pl.Float64, strict=False))"
         )
+    raise UsageError(argument, f"is a column of type {_plainly(kind)}, not of numbers", fix)
 
 
 def _plainly(kind: pa.DataType) -> str:
@@ -130,58 +128,65 @@ def _plainly(kind: pa.DataType) -> str:
     return str(kind).partition("<")[0].partition("[")[0]
 
 
-def _by_name(data: Any) -> bool:
-    return hasattr(data, "columns") and hasattr(type(data), "__getitem__")
+def _of_pandas(data: Any) -> bool:
+    return hasattr(data, "reset_index") and hasattr(data, "columns")
 
 
-def _given(data: Any, wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
-    """Return columns of a DataFrame; if that fails, try each, to name the one that fails."""
+def _of_frame(data: Any, names: list[str], wanted: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
+    """Return columns of a pandas frame; if that fails, try each, to name the one that fails."""
+
+    def exported(columns: Mapping[str, str], argument: str) -> dict[str, pa.ChunkedArray]:
+        # The labels of pandas' rows are no column that was asked for.
+        frame = data.iloc[:, [names.index(name) for name in columns]].reset_index(drop=True)
+        try:
+            stream = pa.RecordBatchReader.from_stream(frame.set_axis(list(columns), axis=1))
+        except _UNREADABLE:
+            stream = None
+        if stream is None:
+            raise _unknown(argument)
+        return _read(stream, columns, argument)
+
     try:
-        stream = _stream(_narrowed(data, list(wanted)), "data")
+        return exported(wanted, "data")
     except UsageError:
         for name, argument in wanted.items():
-            _stream(_narrowed(data, [name]), argument)
+            exported({name: argument}, argument)
         raise
-    for name, argument in wanted.items():
-        kind, stored = stream.column(name).type, _stored(data[name])
-        # Polars gives the addresses of objects that it does not know.
-        if stored == "Object" and pa.types.is_fixed_size_binary(kind):
-            raise _unknown(argument)
-        if stored == "object" and not _is_text(kind):
-            raise UsageError(
-                argument,
-                "is a pandas column of objects that are not text: one row would decide its type",
-                "give it a type: .astype('Int64'), .astype('float'), pandas.to_datetime(column), or"
-                " .astype(pandas.ArrowDtype(pyarrow.binary())) and the like",
-            )
-    return {name: stream.column(name) for name in wanted}
 
 
-def _stored(column: Any) -> str:
+def _opened(data: Any, names: Sequence[str]) -> pa.RecordBatchReader:
+    """Return the stream of a table that is not pandas'; of an Arrow data set, of some columns."""
+    try:
+        if hasattr(data, "scanner"):
+            there = [name for name in names if name in data.schema.names]
+            return data.scanner(columns=there).to_reader()
+        return pa.RecordBatchReader.from_stream(data)
+    except _UNREADABLE:  # which a Series has, too
+        pass
+    _refuse(data)
+
+
+def _read(
+    stream: pa.RecordBatchReader, names: Iterable[str], argument: str
+) -> dict[str, pa.ChunkedArray]:
+    schema = pa.schema([stream.schema.field(name) for name in names])
+    try:
+        batches = [batch.select(schema.names) for batch in stream]
+    except _UNREADABLE:
+        batches = None
+    if batches is None:
+        raise _unknown(argument)
+    table = pa.Table.from_batches(batches, schema)
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _stored(kind: Any) -> str:
     """The library's name of a column's type, or of its categories'."""
-    kind = getattr(column, "dtype", "")
     return str(getattr(getattr(kind, "categories", None), "dtype", kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
-
-
-def _narrowed(data: Any, names: list[str]) -> Any:
-    narrowed = data[names]
-    # The labels of pandas' rows are no column that was asked for.
-    return narrowed.reset_index(drop=True) if hasattr(narrowed, "reset_index") else narrowed
-
-
-def _stream(data: Any, argument: str) -> pa.Table:
-    try:
-        return pa.RecordBatchReader.from_stream(data).read_all()
-    except _UNREADABLE:
-        pass
-    raise _unknown(argument)
+    return pa.types.is_null(kind) or identity_kind(kind) == "string"
 
 
 def _unknown(argument: str) -> UsageError:
@@ -192,34 +197,27 @@ def _unknown(argument: str) -> UsageError:
     )
 
 
-def _read(data: Any) -> pa.Table:
-    """Return the table of a stream that does not list its columns before it is read."""
-    try:
-        return _stream(data, "data")
-    except UsageError:  # a Series has a stream, too
-        _refuse(data)
-
-
-def _check(argument: str, name: str, names: list[Any]) -> None:
+def _check(argument: str, name: str, names: list[str]) -> None:
     if name not in names:
         # Others are not named: of a pivoted table, or a file without a header, they are values.
-        hint = nearest(name, (one for one in names if isinstance(one, str)))
         raise UsageError(
             argument,
             f"names no column {name!r} of the table",
-            f"{hint}data.columns has their names; pandas: an index becomes a column by "
-            ".reset_index()",
+            f"{nearest(name, names)}data.columns has their names; pandas: an index becomes a "
+            "column by .reset_index()",
         )
     if names.count(name) > 1:
         raise UsageError(argument, f"names a column that is there twice: {name!r}", "rename one")
 
 
 def _refuse(data: Any) -> NoReturn:
-    if hasattr(data, "collect"):
-        raise UsageError("data", "is not read yet", "give its rows: data.collect()")
+    for method in ("toArrow", "collect"):
+        if hasattr(data, method):
+            raise UsageError("data", "is not read yet", f"give its rows: data.{method}()")
     raise UsageError(
         "data",
-        "is no table in memory",
-        "give a DataFrame of pandas (2.2 or newer) or Polars, or a pyarrow.Table: "
-        "pyarrow.table({...}) makes one of lists, pyarrow.parquet.read_table(path) of a file",
+        "is no table",
+        "give a DataFrame of pandas (2.2 or newer) or Polars, a relation of DuckDB, or a "
+        "pyarrow.Table: pyarrow.table({...}) makes one of lists, pyarrow.parquet.read_table(path) "
+        "of a file",
     )

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
+from html import escape
+from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -24,13 +27,55 @@ _SQUARED = (
 )
 
 
-def rows_text(columns: pa.Table, intervals: Mapping[str, pa.Table]) -> str:
+#: Behind a mean whose noise leaves open where between its bounds it lies.
+_WEAK = " ?"
+
+
+def weak_rows(sds: pa.ChunkedArray, width: float) -> list[bool]:
+    """Return which values have an sd above a third of their bounds' width."""
+    return [sd is not None and 3 * sd > width for sd in sds.to_pylist()]
+
+
+def weak_lines(weak: Mapping[str, Sequence[bool]]) -> list[str]:
+    """Return a line for each column that has weak values."""
+    return [
+        f"{sum(rows):,} of {len(rows):,} values of {name} are mostly noise, and marked{_WEAK}: "
+        "their sd exceeds a third of the bounds' width."
+        for name, rows in weak.items()
+        if any(rows)
+    ]
+
+
+def rows_text(
+    columns: pa.Table,
+    intervals: Mapping[str, pa.Table],
+    weak: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+) -> str:
     """Return released rows as an aligned table; a value with an interval shows its half-width.
 
     Args:
         columns: the columns to show.
         intervals: by column the ends ``low`` and ``high`` of its rows; null where there are none.
+        weak: by column which values are marked, see `weak_rows`.
     """
+    return table_text(columns.column_names, *_cells(columns, intervals, weak))
+
+
+def rows_html(columns: pa.Table, weak: Mapping[str, Sequence[bool]]) -> str:
+    """Return released rows as a table of HTML."""
+    texts, _ = _cells(columns, {}, weak)
+    rows = [columns.column_names, *zip(*texts, strict=True)]
+    lines = (
+        "".join(f"<{tag}>{escape(text)}</{tag}>" for text in row)
+        for tag, row in zip(("th", *["td"] * columns.num_rows), rows, strict=True)
+    )
+    return "".join(["<table>", *(f"<tr>{line}</tr>" for line in lines), "</table>"])
+
+
+def _cells(
+    columns: pa.Table, intervals: Mapping[str, pa.Table], weak: Mapping[str, Sequence[bool]]
+) -> tuple[list[list[str]], list[bool]]:
+    """Return the texts of each column, and whether they end at the right."""
     texts, right = list[list[str]](), list[bool]()
     for name, column in zip(columns.column_names, columns.columns, strict=True):
         values = python_values(column)
@@ -39,8 +84,10 @@ def rows_text(columns: pa.Table, intervals: Mapping[str, pa.Table]) -> str:
             texts.append(list(map(with_interval, values, *ends)))
         else:
             texts.append(list(map(value_text, values)))
+        marks = zip(texts[-1], weak.get(name, repeat(False)), strict=False)
+        texts[-1] = [text + _WEAK * mark for text, mark in marks]
         right.append(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
-    return table_text(columns.column_names, texts, right)
+    return texts, right
 
 
 def python_values(column: pa.ChunkedArray) -> list[Any]:

@@ -144,6 +144,29 @@ def relative_noise(name: str, values: Float64, sds: Float64, words: str) -> Pict
     return Picture.of(figure, name, words)
 
 
+def with_intervals(
+    labels: Sequence[str], values: Sequence[float], ends: Sequence[Any], across: str, axes: Any
+) -> Any:
+    """Draw values below each other with their intervals; return the axes.
+
+    Args:
+        ends: the lower and the upper ones.
+        axes: to draw on; ``None``: of a new figure, which a notebook shows.
+    """
+    if axes is None:
+        from matplotlib import pyplot
+
+        height = 1.2 + 0.24 * len(labels)
+        axes = pyplot.subplots(figsize=(6.4, height), layout="constrained")[1]
+    low, value, high = (np.array(part, np.float64) for part in (ends[0], values, ends[1]))
+    places = np.arange(len(labels))
+    axes.errorbar(value, places, xerr=[value - low, high - value], fmt="o", ms=4, capsize=2)
+    axes.set_yticks(places, labels, parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlabel(across, parse_math=False)
+    return axes
+
+
 def axes_of(width: float, height: float) -> tuple[Figure, Any]:
     """Return a figure of a size in inches, in the page's style, and its axes."""
     with mpl.rc_context(STYLE):

@@ -42,7 +42,13 @@ from dpstream.pipelines.sql.query_plan import (
     stage_one,
     tables_read,
 )
-from dpstream.pipelines.sql.receipt import Header, SqlAnswer, presented, read
+from dpstream.pipelines.sql.receipt import (
+    Header,
+    SqlAnswer,
+    presented,
+    read,
+    widths_of_means,
+)
 from dpstream.pipelines.sql.stage import (
     LocalShards,
     Spread,
@@ -233,7 +239,9 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
         )
     else:
         reports = [f.name for f in question.statement.functions if f.report]
-        return presented(answer, _labelled(header, question), rows, reports, insecure)
+        by_column = widths_of_means(question.plan, header)
+        widths = {label: w for c, w in by_column.items() for label in question.columns[c]}
+        return presented(answer, _labelled(header, question), rows, reports, insecure, widths)
     raise failed
 
 

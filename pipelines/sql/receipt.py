@@ -1,6 +1,6 @@
 """The answer of a statement, or of a DataFrame function: header and rows of a receipt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,10 +10,11 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.query.bounds import Cut
+from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
-from dpstream.pipelines.render.answer import json_rows, rows_text
+from dpstream.pipelines.render.answer import json_rows, rows_text, weak_rows
 from dpstream.state.ledger.contract import Answer
 from dpstream.state.numbers import arrow_numbers
 
@@ -66,6 +67,7 @@ class SqlAnswer(NamedTuple):
         digest: binds the receipt to the charge.
         charged: whether this very call was charged.
         insecure: whether a fixed test secret was used: whoever knows it can subtract the noise.
+        weak: by column of means, which are mostly noise (`render.answer.weak_rows`).
     """
 
     table: pa.Table
@@ -76,6 +78,7 @@ class SqlAnswer(NamedTuple):
     digest: str
     charged: bool
     insecure: bool
+    weak: dict[str, list[bool]]
 
     def __repr__(self) -> str:
         """Return the rows as a table, and the cost."""
@@ -123,7 +126,12 @@ def read(data: bytes) -> tuple[Header, pa.Table]:
 
 
 def presented(
-    answer: Answer, header: Header, rows: pa.Table, reports: Sequence[str], insecure: bool
+    answer: Answer,
+    header: Header,
+    rows: pa.Table,
+    reports: Sequence[str],
+    insecure: bool,
+    widths: Mapping[str, float],
 ) -> SqlAnswer:
     """Return a committed answer in the form that whoever asks gets.
 
@@ -131,6 +139,7 @@ def presented(
         header, rows: of its receipt, with the names that are shown.
         reports: columns whose interval is asked for (WITH REPORT).
         insecure: whether its secret is a fixed test secret.
+        widths: of the bounds of means, by column.
     """
     columns: dict[str, pa.ChunkedArray] = {}
     intervals: dict[str, pa.Table] = {}
@@ -146,13 +155,23 @@ def presented(
     table = pa.table(columns).replace_schema_metadata(header.metadata)
     reported = tuple(name for name in reports if name in intervals)
     committed = answer.receipt, answer.digest, answer.charged
-    return SqlAnswer(table, intervals, reported, header, *committed, insecure)
+    means = {name: width for name, width in widths.items() if name in intervals}
+    weak = {name: weak_rows(intervals[name]["sd"], width) for name, width in means.items()}
+    return SqlAnswer(table, intervals, reported, header, *committed, insecure, weak)
+
+
+def widths_of_means(plan: QueryPlan, header: Header) -> dict[str, float]:
+    """Return the width of each mean's bounds, which were given or chosen, by column of the plan."""
+    means = [c for c in plan.columns if c.kind == "mean" and c.name not in header.nulls]
+    given = {column.name: (column.low or 0.0, column.high or 0.0) for column in means}
+    bounds = given | {name: header.bounds[name] for name in given if name in header.bounds}
+    return {name: high - low for name, (low, high) in bounds.items()}
 
 
 def answer_text(answer: SqlAnswer) -> str:
     """Return the rows as an aligned table; a column with an interval shows its half-width."""
     extra = [f"{name}_{label}" for name in answer.reports for label in LABELS.values()]
-    return rows_text(answer.table.drop_columns(extra), answer.intervals)
+    return rows_text(answer.table.drop_columns(extra), answer.intervals, answer.weak)
 
 
 def records(answer: SqlAnswer) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ def test_the_released_bytes_the_table_and_the_text_have_the_estimates() -> None:
     cuts = msgspec.json.decode(metadata[b"dpstream.cuts"], type=dict[str, Cut])
     assert cuts == answer.cuts == answer.header.cuts and set(cuts) == {"count"}
     assert b'"amount_at_most"' in answer.receipt and b"noise" in metadata[b"dpstream.intervals"]
-    assert f"{cuts['count'].high:g} rows" in repr(answer) and "noise only" in answer.guarantee
+    assert f"{cuts['count'].high:,.0f} rows" in repr(answer) and "noise only" in answer.guarantee
 
 
 def test_pure_noise_and_one_mechanism_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,11 +127,11 @@ def test_a_missing_number_makes_no_other_question(kind: str, bounds: Any) -> Non
     assert integers["v"].dtype == np.int64 and floats["v"].dtype == np.float64
     given: dict[str, Any] = {"kind": kind, "value": "v", "bounds": bounds}
     one, other = (question(table, **given)[0] for table in (integers, floats))
-    assert one == other and (one.column is not None and one.column.grid < 1)
+    assert one == other and one.gridded.plan.columns[0].grid < 1
     declared = [question(t, **given, whole_numbers=True)[0] for t in (integers, floats)]
     assert declared[0] == declared[1]
     if kind == "sum" or bounds == "auto":
-        assert declared[0].column is not None and declared[0].column.grid == 1
+        assert declared[0].gridded.plan.columns[0].grid == 1
         assert declared[0].digest != one.digest
 
 

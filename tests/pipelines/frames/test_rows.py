@@ -21,8 +21,9 @@ from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, bounded
 from dpstream.dp_transforms.one_shot.groups import Groups
-from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS
+from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, histograms
 from dpstream.pipelines.frames import rows as module
+from dpstream.pipelines.frames.question import Figure
 from dpstream.pipelines.frames.rows import Rows, histogram_values, partials_of, rows_of
 from dpstream.pipelines.frames.table import check_numbers, columns_of, id_kind_of
 from dpstream.pipelines.sql.load import load_catalog
@@ -56,7 +57,19 @@ PAIRS: dict[str, tuple[dict[str, Any], str]] = {
         {"kind": "mean", "value": "seconds", "bounds": (0, 80)},
         "AVG(seconds, contribution_bounds_per_row => (0, 80)) AS mean",
     ),
+    "quantiles": (
+        {"kind": "quantiles", "value": "seconds", "bounds": (0, 80), "at": (0, 0.5, 1)},
+        "APPROX_QUANTILES(seconds, 2, contribution_bounds_per_row => (0, 80)) AS quantiles",
+    ),
 }  # fmt: skip
+#: Figures of one question, of a table in which seconds are missing.
+SEVERAL: dict[str, Figure] = {
+    "units": Figure("units"),
+    "count": Figure("count"),
+    "sum_n": Figure("sum", "n", (-2, 5)),
+    "mean_seconds": Figure("mean", "seconds", (0, 80)),
+    "quantiles_seconds": Figure("quantiles", "seconds", (0, 80), at=(0, 0.5, 1)),
+}
 
 
 def made(data: Any, keys: KeyRing | None = None, **given: Any) -> Rows:
@@ -65,11 +78,14 @@ def made(data: Any, keys: KeyRing | None = None, **given: Any) -> Rows:
 
 
 def totals(plan: QueryPlan, rows: Any, groups: Groups, ring: KeyRing) -> dict[str, list[int]]:
-    partials = aggregated(bounded(plan, rows, ring, NAME), len(groups.ids))
+    shard, size = bounded(plan, rows, ring, NAME), len(groups.ids)
+    partials = aggregated(shard, size)
     assert groups.values is not None
     names = groups.values.column(0).to_pylist()
-    sums = np.stack([partials.units, *(partials.sums[i] for i in sorted(partials.sums))], axis=1)
-    return dict(zip(names, sums.tolist(), strict=True))
+    listed = [c for c in plan.columns if c.kind == "quantiles"]
+    trees = [histograms([shard], column, np.arange(size), size) for column in listed]
+    sums = [partials.units, *(partials.sums[i] for i in sorted(partials.sums))]
+    return dict(zip(names, np.column_stack([*sums, *trees]).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -77,7 +93,17 @@ def test_sums_are_those_of_the_statement(name: str, tmp_path: Path) -> None:
     """One key ring and run: the same sample of groups, the same partials, DuckDB or numpy."""
     data = shop_visits()
     data = data.filter(pa.compute.is_valid(data["seconds"]))
-    _agree(name, data, data_set(tmp_path, data))
+    _agree(data, data_set(tmp_path, data), *PAIRS[name])
+
+
+def test_several_figures_are_those_of_one_statement(tmp_path: Path) -> None:
+    """A row without a value counts in the figures of others."""
+    data = shop_visits()
+    items = ", ".join(PAIRS[name][1] for name in ("units", "count", "whole", "mean", "quantiles"))
+    for kind, name in (("sum", "sum_n"), ("mean", "mean_seconds"), ("quantiles",) * 2):
+        items = items.replace(f"AS {kind}", f"AS {name}")
+    assert data["seconds"].null_count
+    _agree(data, data_set(tmp_path, data), {"figures": SEVERAL}, f"{items}_seconds")
 
 
 def test_an_empty_unit_is_none_here_and_in_a_statement(tmp_path: Path) -> None:
@@ -86,25 +112,28 @@ def test_an_empty_unit_is_none_here_and_in_a_statement(tmp_path: Path) -> None:
     data = data.set_column(0, "uid", uid)
     path = data_set(tmp_path, data)
     path.write_text(path.read_text().replace('type = "int"', 'type = "string"'))
-    _agree("units", data, path)
+    _agree(data, path, *PAIRS["units"])
 
 
-def _agree(name: str, data: pa.Table, project: Path) -> None:
-    given, item = PAIRS[name]
+def _agree(data: pa.Table, project: Path, given: dict[str, Any], items: str) -> None:
     keys = ring()
     query, columns = question(data, unit="uid", max_keys=3, max_rows=2, **given)
     rows = rows_of(query, columns, keys)
     plan = query.gridded.plan
-    ours = totals(plan, partials_of(plan, rows), rows.groups, keys)
     catalog = load_catalog(project)
-    statement = statement_of(dp(f"page, {item}", options=OPTIONS), catalog)
-    [column], name = statement.plan.columns, plan.columns[0].name
-    assert statement.names[name] == column.name
-    assert replace(statement.plan, columns=(replace(column, name=name),)) == plan
+    statement = statement_of(dp(f"page, {items}", options=OPTIONS), catalog)
+    labels = {column: label for label, column in statement.names.items()}
+    theirs = tuple(replace(c, name=labels[c.name]) for c in statement.plan.columns)
+    ordered = sorted(plan.columns, key=theirs.index)  # theirs are ours
+    plan = replace(plan, columns=tuple(ordered))
+    assert replace(statement.plan, columns=theirs) == plan
     work = Work.of(statement.per_column, catalog, statement.plan, NAME)
     with Engine(catalog, {"visits"}) as engine:
         groups = work.initial_groups(engine, keys)
         partials = work.partials(engine.run(work.stage_one()), groups, keys)
+    rows_of_quantiles = {labels[name]: rows for name, rows in partials.rows.items()}
+    partials = partials._replace(rows=rows_of_quantiles)
+    ours = totals(plan, partials_of(plan, rows), rows.groups, keys)
     assert totals(plan, partials, groups, keys) == ours
 
 
@@ -115,7 +144,7 @@ def test_rows_without_a_unit_a_key_or_a_value_count_nowhere() -> None:
         "seconds": [1.0, 1.0, 1.0, 1.0, float("nan"), float("inf")],
     })  # fmt: skip
     rows = made(data, kind="sum", value="seconds", bounds=(0, 9))
-    assert rows.group.tolist() == [0] and rows.value is not None and rows.value.tolist() == [1.0]
+    assert rows.group.tolist() == [0] and rows.values["sum"].number.tolist() == [1.0]
     assert len(made(data).unit) == 3
 
 
@@ -168,7 +197,7 @@ def test_both_zeros_are_one_value() -> None:
     """Equal rows have the same digest, and so the same noise."""
     data = {"user": [1, 2], "page": ["a", "a"], "seconds": [0.0, -0.0]}
     rows = made(pa.table(data), kind="sum", value="seconds", bounds=(-1, 1))
-    assert rows.value is not None and not np.signbit(rows.value).any()
+    assert not np.signbit(rows.values["sum"].number).any()
 
 
 @pytest.mark.parametrize(
@@ -203,12 +232,12 @@ def test_huge_values_do_not_wrap() -> None:
     data = pa.table({"user": [1] * 4, "page": ["a"] * 4, "seconds": [1e308, 1e308, -1e308, 5e-324]})
     for kind in ("sum", "mean"):
         query, columns = question(data, kind=kind, value="seconds", bounds=(0, 1))
-        assert query.column is not None
         [total, *_] = partials_of(query.gridded.plan, rows_of(query, columns, ring())).sums
-        assert 0 <= abs(int(total.sum())) <= 5 / query.column.grid
+        assert 0 <= abs(int(total.sum())) <= 5 / query.gridded.plan.columns[0].grid
         query, columns = question(data, kind=kind, value="seconds", bounds="auto")
-        assert query.column is not None
-        wide = histogram_values(query.column.name, query.column, rows_of(query, columns, ring()))
+        wide = histogram_values(
+            kind, query.gridded.plan.columns[0], rows_of(query, columns, ring())
+        )
         assert len(wide.value) == 1 and abs(int(wide.value[0])) <= 1 << 32
 
 

@@ -2,19 +2,22 @@
 
 import dataclasses
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+from pyarrow.dataset import dataset
 
 import dpstream
 from dpstream.dp_transforms.batches import OFFSET, PARTITION
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.pipelines.frames.question import Arguments, Question, question_of
+from dpstream.pipelines.frames.question import Arguments, Figure, Question, question_of
 from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
 from tests.fixed_runs import fix_run_id
@@ -22,7 +25,7 @@ from tests.fixed_runs import fix_run_id
 KEY = "3f7a91c4d2e85b60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8"
 DEFAULTS: dict[str, Any] = {
     "kind": "units", "unit": "user", "key": "page", "value": None, "bounds": None, "epsilon": 1.0,
-    "whole_numbers": False,
+    "whole_numbers": False, "at": (0.5,),
     "delta": 1e-9, "max_keys": 8, "max_rows": 5, "public_keys": None,
     "mechanism": "auto", "optimise": None, "charged": False,
 }  # fmt: skip
@@ -49,7 +52,10 @@ def as_polars(table: pa.Table) -> pl.DataFrame:
     return frame
 
 
-LIBRARIES = {"pandas": as_pandas, "polars": as_polars, "arrow": lambda table: table}
+LIBRARIES: dict[str, Callable[[pa.Table], Any]] = {
+    "pandas": as_pandas, "polars": as_polars, "arrow": lambda table: table,
+    "duckdb": duckdb.from_arrow, "data set": dataset,
+}  # fmt: skip
 
 
 def ring() -> KeyRing:
@@ -57,7 +63,10 @@ def ring() -> KeyRing:
 
 
 def question(data: Any, **given: Any) -> tuple[Question, dict[str, pa.ChunkedArray]]:
-    return question_of(data, Arguments(**{**DEFAULTS, **given}))
+    arguments = {**DEFAULTS, **given}
+    kind = arguments.pop("kind")
+    figure = {name: arguments.pop(name) for name in ("value", "bounds", "whole_numbers", "at")}
+    return question_of(data, Arguments(**{"figures": {kind: Figure(kind, **figure)}} | arguments))
 
 
 def account(folder: Path, epsilon: float = 100.0) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def lines_of(header: Header, group: str) -> list[str]:
 
 
 def answer_of(receipt: bytes, reports: Sequence[str] = ()) -> SqlAnswer:
-    return presented(Answer("", receipt, "digest", True), *read(receipt), reports, False)
+    return presented(Answer("", receipt, "digest", True), *read(receipt), reports, False, {})
 
 
 def test_round_trip_with_and_without_report() -> None:
