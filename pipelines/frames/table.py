@@ -2,7 +2,8 @@
 
 ``__arrow_c_stream__`` is what pandas, Polars, DuckDB's relations, Ibis, and Arrow's tables, batches
 and readers have in common; an Arrow data set has scanners instead.  Only the columns that a
-question needs are kept.  The libraries' errors quote values, so their texts are not passed on.
+question needs are kept.  The libraries' errors are of classes of their own and quote values, so any
+of them is replaced by one without its text.
 
 Two libraries have columns without a type of their own.  A pandas column of objects is text and
 nothing else: it has no type but what its values are, and one row would decide how all others are
@@ -17,18 +18,6 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError, nearest
 from dpstream.dp_transforms.ingest.columns import identity_kind, value_type
-
-#: What reading a table may raise, of Arrow, of pandas and of Polars.
-_UNREADABLE = (
-    pa.ArrowException,
-    TypeError,
-    ValueError,
-    OverflowError,
-    UnicodeError,
-    KeyError,
-    NotImplementedError,
-    AttributeError,
-)
 
 
 def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.ChunkedArray]:
@@ -47,8 +36,12 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
     wanted = {name: argument for argument, names in named.items() for name in names}
     stream = None if _of_pandas(data) else _opened(data, list(wanted))
     names = list(map(str, data.columns)) if stream is None else stream.schema.names
-    for name, argument in wanted.items():
-        _check(argument, name, names)
+    try:
+        for name, argument in wanted.items():
+            _check(argument, name, names)
+    except UsageError:
+        stream = None  # a connection of DuckDB has one stream at a time
+        raise
     columns = _of_frame(data, names, wanted) if stream is None else _read(stream, wanted, "data")
     stored = dict(zip(names, getattr(data, "dtypes", ()), strict=False))
     for name, argument in wanted.items():
@@ -72,7 +65,7 @@ def without_rows(data: Any) -> Any:
         return data
     try:
         return pa.RecordBatchReader.from_stream(data).schema.empty_table()
-    except _UNREADABLE:
+    except Exception:
         return data  # what asks about it says why it is no table
 
 
@@ -140,7 +133,7 @@ def _of_frame(data: Any, names: list[str], wanted: Mapping[str, str]) -> dict[st
         frame = data.iloc[:, [names.index(name) for name in columns]].reset_index(drop=True)
         try:
             stream = pa.RecordBatchReader.from_stream(frame.set_axis(list(columns), axis=1))
-        except _UNREADABLE:
+        except Exception:
             stream = None
         if stream is None:
             raise _unknown(argument)
@@ -161,8 +154,10 @@ def _opened(data: Any, names: Sequence[str]) -> pa.RecordBatchReader:
             there = [name for name in names if name in data.schema.names]
             return data.scanner(columns=there).to_reader()
         return pa.RecordBatchReader.from_stream(data)
-    except _UNREADABLE:  # which a Series has, too
-        pass
+    except Exception as error:  # a Series has a stream, too, but of no columns
+        is_table = not isinstance(error, pa.ArrowInvalid | TypeError)
+    if is_table:
+        raise _unknown("data")
     _refuse(data)
 
 
@@ -172,7 +167,7 @@ def _read(
     schema = pa.schema([stream.schema.field(name) for name in names])
     try:
         batches = [batch.select(schema.names) for batch in stream]
-    except _UNREADABLE:
+    except Exception:
         batches = None
     if batches is None:
         raise _unknown(argument)
@@ -190,6 +185,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unknown(argument: str) -> UsageError:
+    if argument == "data":
+        return UsageError(
+            "data",
+            "cannot be read",
+            "for rows in pyarrow.RecordBatchReader.from_stream(data): pass  # shows its library's "
+            "error, which may quote values",
+        )
     return UsageError(
         argument,
         "has values of several types, or of one that Arrow does not know",

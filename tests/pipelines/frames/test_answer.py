@@ -16,7 +16,9 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from matplotlib import pyplot
 
 import dpstream
 from dpstream.accounting.query import calibration, thresholds
@@ -27,6 +29,7 @@ from dpstream.pipelines.frames import answer as module
 from dpstream.state.ledger.events import Charge
 from tests import accounts
 from tests.golden.pinned import check, of_cases, of_refusals
+from tests.golden.refusals import Refused
 from tests.pipelines.frames.visits import KEY, account, visits, with_secret
 from tests.pipelines.sql.asking import answer_to, charges, data_set, dp, without_noise
 from tests.pipelines.stream.test_begin import CutOff, cut_off
@@ -326,3 +329,70 @@ def test_what_is_no_question_of_keys_is_refused(tmp_path: Path) -> None:
         calls[f"{more}"] = partial(dpstream.keys, visits(), **OF_KEYS | more)
     check(HERE / "keys.txt", of_refusals(calls))
     assert charges(tmp_path) == []
+
+
+FIGURES: dict[str, Any] = {
+    "count": True, "mean": ["seconds", "user"], "quantiles": "seconds", "at": (0.9, 0.5),
+    "bounds": {"seconds": (0, 100), "user": (0, 400)},
+}  # fmt: skip
+
+
+def test_several_figures_are_one_answer_at_one_charge(tmp_path: Path) -> None:
+    paid, given = account(tmp_path), {**QUESTION, "epsilon": 30.0, **FIGURES}
+    answer = dpstream.aggregate(TABLE, **given, **paid)
+    [charge] = entries(tmp_path)
+    assert (charge.epsilon, charge.kind) == (30.0, "frame")
+    figures = ["count", "mean_seconds", "mean_user", "q50_seconds", "q90_seconds"]
+    assert [n for n in answer.table.column_names[1:] if "_sd" not in n and "_noise_" not in n] == (
+        figures
+    )
+    other = given | {"mean": ("user", "seconds"), "at": [0.5, 0.9]}
+    again = dpstream.aggregate(TABLE, **other, **paid)
+    assert not again.charged and again.receipt == answer.receipt
+    page = pc.equal(TABLE["page"], "p0")
+    exact = np.quantile(TABLE.filter(page)["seconds"].to_numpy(), [0.5, 0.9])
+    row = answer.table.to_pylist()[0]
+    for name, value in zip(figures[3:], exact, strict=True):
+        assert row[name] == pytest.approx(value, abs=25)
+    assert dpstream.plan("aggregate", TABLE, **given, **paid).answered
+
+
+def test_no_bounds_can_be_chosen_for_one_figure_alone() -> None:
+    few = {**ONE, "bounds": {"seconds": (0, 100)}, "mean": ["seconds", "user"]}
+    answer = dpstream.aggregate(TABLE.slice(0, 9), **few)
+    assert answer.table["mean_user"].null_count == 2 and answer.header.nulls == ("mean_user",)
+    assert "mean_user is missing" in answer.guarantee
+
+
+def test_means_that_are_mostly_noise_are_marked_and_counted() -> None:
+    given: dict[str, Any] = {"value": "seconds", "bounds": (0, 100), "mechanism": "gaussian"}
+    keys = ["p0", *(f"z{n}" for n in range(40))]  # of which one has rows
+    answer = dpstream.mean(TABLE, **QUESTION | {"epsilon": 9.0}, **given, public_keys=keys)
+    sds = answer.table["mean_sd"].to_pylist()
+    noisy = [sd is not None and sd > 100 / 3 for sd in sds]
+    assert 0 < sum(noisy) < len(sds)
+    assert [" ?" in row for row in repr(answer).splitlines()[-11:-1]] == noisy[:10]
+    assert f"{sum(noisy)} of {len(sds)} values of mean" in repr(answer)
+    assert answer._repr_html_().count(" ?</td>") == sum(noisy[:10])
+
+
+def test_what_a_notebook_shows_is_escaped() -> None:
+    answer = dpstream.histogram(TABLE, **ONE | {"public_keys": ["<b>&"]})
+    html = answer._repr_html_()
+    assert "<td>&lt;b&gt;&amp;</td>" in html and "<b>" not in html
+    assert "differential privacy" in html and html.count("<tr>") == 2
+
+
+def test_a_picture_has_each_key_and_its_interval(refused: Refused) -> None:
+    keys = [f"$p{n}" for n in range(60)]
+    answer = dpstream.aggregate(TABLE, **QUESTION, public_keys=keys, count=True, units=True)
+    axes = answer.plot("count")
+    [line] = [line for line in axes.lines if line.get_marker() == "o"]
+    largest = sorted(answer.table["count"].to_pylist())[-40:]
+    assert sorted(line.get_xdata()) == largest and axes.get_xlabel() == "count"
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [k for k in answer.table["page"].to_pylist() if k in labels]
+    assert answer.plot(ax=axes) is axes
+    refused(answer.plot, "counts")
+    refused(dpstream.keys(TABLE, **QUESTION).plot)
+    pyplot.close(axes.figure)
