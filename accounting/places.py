@@ -137,6 +137,13 @@ def _matching(pattern: str) -> Iterator[str]:
         yield from (os.path.join(place, each) for each in names)
 
 
+def unescaped(pattern: str) -> str:
+    """Return a pattern in which nothing is escaped (``glob.escape``)."""
+    for char in "*?[":
+        pattern = pattern.replace(f"[{char}]", char)
+    return pattern
+
+
 def _entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder or os.curdir)

@@ -157,9 +157,9 @@ def job_acceptance(job: "Job", fresh: bool = False) -> Acceptance:
 
 
 def check_first_file(job: "Job") -> None:
-    """Refuse a job whose first file has other columns, or of other types, than the job reads.
+    """Refuse a job without a file, or whose first has other columns or types than the job reads.
 
-    Files that are not there yet, or are elsewhere, are not looked at.
+    Files that are not there yet in a folder that grows, or are elsewhere, are not looked at.
 
     Raises:
         UsageError: as a run would before its charge.

@@ -53,11 +53,12 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.figures import second_text
-from dpstream.accounting.places import matching
+from dpstream.accounting.places import matching, unescaped
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.pipelines.formats.rows import unreadable
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.source import no_file
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.ledger.events import now_micros
@@ -102,11 +103,7 @@ def manifest(job: Job, left_out: Callable[[str], bool] | None = None) -> tuple[S
     statuses = {path: _status(path, folders) for path in looked_at}
     paths = {path: status for path, status in statuses.items() if status is not None}
     if not paths and left_out is None:
-        raise UsageError(
-            "table.path",
-            f"matches no file: {_unescaped(pattern)}",
-            "correct the path or the pattern",
-        )
+        raise no_file(pattern)
     if len(paths) > MAX_FILES:
         raise UsageError("table.path", f"matches more than {MAX_FILES} files", "narrow it")
     if job.sink.folder is not None and _lies_in(job.sink.folder, paths):
@@ -204,24 +201,18 @@ def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
 
 
 def file_in_words(file: SourceFile) -> str:
-    """Return a file in words, without its name, which may be somebody's."""
-    return f"file {file.partition} of the manifest"
+    """Return a file by its name, which is public."""
+    return f"file {file.name!r}"
 
 
 def _fixed_folder(pattern: str) -> str:
     """The folder above the first wildcard of an absolute pattern."""
     fixed = []
     for part in Path(pattern).parts[:-1]:
-        if glob.has_magic(part) and glob.escape(_unescaped(part)) != part:
+        if glob.has_magic(part) and glob.escape(unescaped(part)) != part:
             break
-        fixed.append(_unescaped(part))
+        fixed.append(unescaped(part))
     return str(Path(*fixed))
-
-
-def _unescaped(part: str) -> str:
-    for char in "*?[":
-        part = part.replace(f"[{char}]", char)
-    return part
 
 
 class InputWatch:

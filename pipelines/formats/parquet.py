@@ -85,8 +85,9 @@ def row_groups(
         if names.count(column) != 1:
             raise UsageError(
                 f"column '{column}'",
-                "is not, or not just once, in the schema of a Parquet file",
-                f"choose from the columns there are: {column_list(sorted(set(names)))}",
+                f"is {'twice' if column in names else 'not'} in {subject}, which has:"
+                f" {column_list(dict.fromkeys(names))}",
+                "name one of these in the project file, or correct the file",
             )
     if any(not 0 <= n < _MAX_ROWS for n in sizes):
         return None

@@ -24,6 +24,8 @@ class Reason(StrEnum):
     LINE_TOO_LONG = "line_too_long"
     UNREADABLE_FILE = "unreadable_file"
     UNREADABLE_REST = "unreadable_rest"
+    NO_LINE_BREAK = "no_line_break"
+    UNPACKS_TOO_LARGE = "unpacks_too_large"
     EMPTY = "empty"
     MESSAGE_TOO_LONG = "message_too_long"
     NOT_THE_BROKERS_STAMP = "not_the_brokers_stamp"
@@ -35,6 +37,11 @@ class Reason(StrEnum):
     ROW_COUNT = "row_count"
 
 
+#: Damage of a file's container, and a wrong schema: no record can bring them about, so the names of
+#: such files are public.
+DAMAGE = {Reason.UNREADABLE_FILE, Reason.UNREADABLE_REST, Reason.MISSING_COLUMN}
+#: Reasons for which the rest of a file is not read.
+CUT_OFF = {Reason.UNREADABLE_FILE, Reason.UNREADABLE_REST, Reason.NO_LINE_BREAK}
 CORRECT_FILES = "correct or remove these files"
 _LINES = "correct or remove these lines"
 #: What is wrong with a row of a file, and how to fix it, by reason.
@@ -48,6 +55,14 @@ FAULTS = {
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),
     Reason.UNREADABLE_FILE: ("the file is not of the kind that table.format names", CORRECT_FILES),
     Reason.UNREADABLE_REST: ("the file cannot be read from this row on", CORRECT_FILES),
+    Reason.NO_LINE_BREAK: (
+        "the text from this row on has no line break, and is not read",
+        CORRECT_FILES,
+    ),
+    Reason.UNPACKS_TOO_LARGE: (
+        "the file has a row group that is small in the file and large once unpacked",
+        "write the file with smaller row groups",
+    ),
     Reason.MISSING_COLUMN: ("the file lacks a column that the job names", CORRECT_FILES),
 }
 

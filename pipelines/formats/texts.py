@@ -44,7 +44,7 @@ from pyarrow import csv as pacsv
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.errors import UsageError, column_list
 from dpstream.pipelines.formats.dialect import recoded
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, after, refuse, repair_text, runs
 from dpstream.pipelines.project.sections import CsvSection
@@ -57,10 +57,11 @@ COMMAS = CsvSection()
 
 
 class BrokenFileError(Exception):
-    """Signals that a compressed file is incomplete, or that a text has too long a line.
+    """Signals that a file is incomplete, or no text, and carries nothing of it."""
 
-    It carries nothing of the file.
-    """
+
+class NoLineBreakError(BrokenFileError):
+    """Signals a text with too long a line, which a record can bring about."""
 
 
 def line_blocks(
@@ -77,7 +78,7 @@ def line_blocks(
         mark: is none of the first line's, where it begins with it.
 
     Raises:
-        BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
+        NoLineBreakError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
     """
     row, carry, unbroken = 0, b"", 0
     while True:
@@ -86,7 +87,7 @@ def line_blocks(
         end = data.rfind(b"\n") + 1
         unbroken = len(data) - end + (0 if end else unbroken)
         if unbroken > limits.MAX_UNBROKEN_BYTES:
-            raise BrokenFileError
+            raise NoLineBreakError
         block = b"".join([carry, memoryview(data)[:end]]) if end else b""
         carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
         if not data:
@@ -443,9 +444,12 @@ def csv_header(stream: BinaryIO, csv: CsvSection = COMMAS) -> list[str] | None:
 
 
 def csv_positions(
-    header: Sequence[str], columns: Sequence[str], csv: CsvSection = COMMAS
+    header: Sequence[str],
+    columns: Sequence[str],
+    csv: CsvSection = COMMAS,
+    subject: str = "a CSV file",
 ) -> list[int]:
-    """Return the position of each needed column in the header.
+    """Return the position of each needed column in the header of a file, the ``subject``.
 
     Raises:
         UsageError: a column is missing or there twice.  The other names of the header are
@@ -455,16 +459,16 @@ def csv_positions(
         if len(header) == 1 and header[0] != column:
             raise UsageError(
                 "table.csv",
-                f"divides fields at {csv.delimiter!r}, which the header of a CSV file has not",
+                f"divides fields at {csv.delimiter!r}, which the header of {subject} has not",
                 'say in the table what does, e.g. csv = { delimiter = ";" }',
             )
         if header.count(column) != 1:
             present = [c for c in columns if header.count(c) == 1]
             raise UsageError(
                 f"column '{column}'",
-                f"is not, or not just once, in the header of a CSV file of {len(header)} columns "
-                f"(found: {', '.join(present) or 'none of those the job names'})",
-                "correct the job, its table or the file's first line",
+                f"is {'twice' if column in header else 'not'} in {subject} of {len(header)} columns"
+                f"; of those that are read it has: {column_list(present) or 'none'}",
+                "correct the name in the project file or in the file's first line",
             )
     return [header.index(column) for column in columns]
 
@@ -589,5 +593,7 @@ def read_text(
         for part in parts:
             end = max(end, after(part))
             yield part
+    except NoLineBreakError:
+        yield refuse(end, Reason.NO_LINE_BREAK)
     except BrokenFileError:
         yield refuse(end, Reason.UNREADABLE_REST if end else Reason.UNREADABLE_FILE)

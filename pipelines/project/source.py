@@ -3,7 +3,6 @@
 A table says where records come from; a job can read those in files, folders and topics.
 """
 
-import contextlib
 import glob
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.places import FILE_KINDS, below, file_kind, matching
+from dpstream.accounting.places import FILE_KINDS, below, file_kind, matching, unescaped
 from dpstream.pipelines.project.project import Project, unit_of
 from dpstream.pipelines.project.sections import (
     DataSetSection,
@@ -21,6 +20,7 @@ from dpstream.pipelines.project.sections import (
     UnitSection,
 )
 from dpstream.pipelines.project.text import duration_micros, read_at_most
+from dpstream.state.disk_errors import file_errors
 
 MAX_QUERY_BYTES = 1 << 16
 SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
@@ -118,18 +118,39 @@ class Source(Section, frozen=True):
         return f"{self.kind}:{self.topic or self.subscription or self.path}"
 
     def first_file(self) -> str | None:
-        """Return the path of the first of the files that have a schema or a header.
+        """Return the path of the first file.
 
         Returns:
-            ``None``: there is none yet, or they are elsewhere.
+            ``None``: there is none yet in a folder that grows, or it is elsewhere.
+
+        Raises:
+            UsageError: a run would have no file, or no folder.
+            RunError: a folder cannot be listed.
         """
-        kind = self.format if self.kind == "folder" else self.kind
-        if kind not in ("parquet", "csv") or "://" in self.path:
+        if not self.path or "://" in self.path:
             return None
-        files = f"{glob.escape(self.path)}/*.{kind}" if self.kind == "folder" else self.path
-        with contextlib.suppress(OSError):
-            return min(filter(os.path.isfile, matching(files)), default=None)
-        return None
+        files = f"{glob.escape(self.path)}/*.{self.format}" if self.unbounded else self.path
+        with file_errors("table.path", "has a folder that cannot be listed"):
+            first = min(filter(os.path.isfile, matching(files)), default=None)
+        if self.unbounded and not os.path.isdir(self.path):
+            raise no_folder()
+        if first is None and not self.unbounded:
+            raise no_file(self.path)
+        return first
+
+
+def no_folder() -> UsageError:
+    """Return the error for a folder that grows and is none."""
+    return UsageError("table.path", "is not a folder", "make it, or correct the path")
+
+
+def no_file(pattern: str) -> UsageError:
+    """Return the error for a path or pattern of files that matches none."""
+    return UsageError(
+        "table.path",
+        f"matches no file: {unescaped(pattern)}",
+        "correct the path or the pattern",
+    )
 
 
 def described(

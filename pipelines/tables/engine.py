@@ -18,7 +18,7 @@ from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
 from dpstream.accounting.places import FILE_KINDS
-from dpstream.pipelines.formats.rows import Reason, Rows
+from dpstream.pipelines.formats.rows import CUT_OFF, Rows
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
@@ -37,8 +37,6 @@ from dpstream.pipelines.tables.files import (
 )
 from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import failed_read
-
-_CUT_OFF = {Reason.UNREADABLE_FILE.value, Reason.UNREADABLE_REST.value}
 
 
 class TextRows:
@@ -73,7 +71,7 @@ class TextRows:
             for part in text_parts(self._table, path):
                 if isinstance(part, Rows):
                     yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
-                elif _CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
+                elif CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
                     raise cut_off(self._table)
 
 

@@ -350,7 +350,7 @@ def acceptance(tuning: CheckedRequest) -> Acceptance:
     """Return whether a tuning would be answered now, and its cost; charges nothing."""
     place = tuning.job.ledger
     if not tuning.private or place is None:
-        return Acceptance(None, None, None, None).unless(lambda: check_first_file(tuning.job))
+        return Acceptance(None, None, None, None).unless(lambda: _check_proxy(tuning))
     spend, how = _spend(tuning, new_run_id()), tuning.request.how
     secret, question = tuning.job.secret, TuningQuestion(tuning)
 
@@ -439,13 +439,23 @@ def _write_job(tuning: CheckedRequest, answer: Answer) -> Outcome:
     return _write(tuning, _figures_of(tuning, receipt), choice, answer.charged)
 
 
+def _proxy_job(tuning: CheckedRequest) -> Job:
+    """The job with the files of ``--proxy`` for its source."""
+    pattern = str(Path(glob.escape(str(Path.cwd()))) / (tuning.request.proxy or ""))
+    return recorded(tuning.job, pattern, "--proxy")
+
+
+def _check_proxy(tuning: CheckedRequest) -> None:
+    """Refuse what is no file, or has other columns than the job."""
+    with named_by("--proxy"):
+        check_first_file(_proxy_job(tuning))
+
+
 def _proxy(tuning: CheckedRequest) -> Outcome:
     """Compute the same histograms of other data, exactly; marked as such, not charged."""
-    request, timeline = tuning.request, tuning.job.plan.timeline
-    start = tuning.start
+    start, timeline = tuning.start, tuning.job.plan.timeline
     moved = msgspec.structs.replace(timeline, start=start, end=start + tuning.question.first)
-    pattern = str(Path(glob.escape(str(Path.cwd()))) / (request.proxy or ""))
-    job = recorded(tuning.job, pattern, "--proxy")
+    job = _proxy_job(tuning)
     job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, timeline=moved))
     refuse_own_data(tuning.job, job)
     with named_by("--proxy"):

@@ -117,7 +117,7 @@ def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
         codec = checked_codec(raw, file.path, kind, "table.path", file_in_words(file))
         header = csv_header(plain(raw, codec), job.reading.csv) if kind == "csv" else None
     if header is not None:
-        csv_positions(header, job.columns, job.reading.csv)
+        csv_positions(header, job.columns, job.reading.csv, file_in_words(file))
     yield kind if codec is None else f"{kind}+{codec}", file.partition, file.path, 0, 0
 
 

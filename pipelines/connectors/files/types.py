@@ -50,10 +50,9 @@ class _Role(NamedTuple):
 
 
 def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
-    """Refuse Parquet files whose schema cannot be what the job says, damaged ones, or that are all
-    none.
+    """Refuse Parquet files whose schema cannot be what the job says, and files that cannot be read.
 
-    One file that is none among others is a dead letter.
+    The rows of such a file would be missing in what is released.
 
     Args:
         files: those that are looked at; default: all of the source.
@@ -68,22 +67,21 @@ def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
     if job.source.kind != "parquet":
         return
     roles, files = list(_roles(job)), manifest(job) if files is None else files
-    schemas = [_schema(file.path) for file in files]
-    if files and not any(schemas):
-        empty = " (the first has no byte)" if not files[0].size else ""
-        raise UsageError(
-            "table.path",
-            f"names no file that is readable as Parquet{empty}",
-            "make the files again, or correct table.format",
-        )
-    for file, schema in zip(files, schemas, strict=True):
-        if schema is not None:
-            _check_schema(schema, roles, file.partition)
-            with file_errors("table.path", "cannot be read"):
-                check_whole(file.path, job.columns, "table.path", file_in_words(file))
+    for file in files:
+        with file_errors("table.path", "cannot be read"):
+            schema = _schema(file.path)
+            if schema is None:
+                raise UsageError(
+                    "table.path",
+                    f"{file_in_words(file)} is not readable as Parquet"
+                    f"{'' if file.size else ': it has no byte'}",
+                    "make it again from its source, take it away, or correct table.format",
+                )
+            _check_schema(schema, roles, file_in_words(file))
+            check_whole(file.path, job.columns, "table.path", file_in_words(file))
 
 
-def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> None:
+def _check_schema(schema: pa.Schema, roles: Sequence[_Role], file: str) -> None:
     """Refuse a wrong type of a column; a missing column is refused when the file is read."""
     for role in roles:
         at = schema.get_all_field_indices(role.column)
@@ -93,8 +91,7 @@ def _check_schema(schema: pa.Schema, roles: Sequence[_Role], number: int) -> Non
         if not role.fits(kind):
             raise UsageError(
                 role.field,
-                f"column '{role.column}' is {_type_name(kind)} in file {number} of the source, and "
-                f"{role.need}",
+                f"column '{role.column}' is {_type_name(kind)} in {file}, and {role.need}",
                 role.fix(kind),
             )
 
@@ -107,37 +104,40 @@ def check_file(job: Job, path: str) -> None:
     Raises:
         UsageError: as a run would before its charge.
     """
+    kind, subject = job.source.format or job.source.kind, f"file {Path(path).name!r}"
     with contextlib.suppress(OSError, BrokenFileError):
-        if (job.source.format or job.source.kind) == "parquet":
-            row_groups(path, job.data_columns)
+        if kind == "parquet":
+            row_groups(path, job.data_columns, subject=subject)
             schema = _schema(path)
             if schema is not None:
-                _check_schema(schema, list(_roles(job)), 0)
+                _check_schema(schema, list(_roles(job)), subject)
+        if kind != "csv":
             return
         with open(path, "rb") as raw:
             header = csv_header(plain_by_name(raw, path, "csv"), job.reading.csv)
         if header is not None:
-            csv_positions(header, job.data_columns, job.reading.csv)
+            csv_positions(header, job.data_columns, job.reading.csv, subject)
 
 
 def _check_headers(files: "Sequence[SourceFile]", csv: CsvSection) -> None:
-    """Refuse CSV files none of which has a first line with names; one among others is a dead
-    letter."""
+    """Refuse a CSV file without a first line with names; one without a byte is refused only where
+    all are, because no row of it is lost."""
+    from dpstream.pipelines.connectors.input_files import file_in_words  # loads Beam
+
+    without = list[str]()
     for file in files:
-        with open(file.path, "rb") as raw:
-            try:
-                header = csv_header(plain_by_name(raw, file.path, "csv"), csv)
-            except BrokenFileError:
-                header = None
-        if header is not None:
-            return
-    if files:
-        raise UsageError(
-            "table.path",
-            "names no CSV file whose first line has the names of its columns",
-            "write that line; or say how the files are written: csv = { skip_rows = 2 }, or "
-            'csv = { names = ["user", "page", "time"] } if they have no header',
-        )
+        header = None
+        with open(file.path, "rb") as raw, contextlib.suppress(BrokenFileError):
+            header = csv_header(plain_by_name(raw, file.path, "csv"), csv)
+        if header is None:
+            without.append(file_in_words(file))
+        if (header is None and file.size) or len(without) == len(files):
+            raise UsageError(
+                "table.path",
+                f"{without[-1]} has no first line with the names of its columns",
+                "write that line; or say how the files are written: csv = { skip_rows = 2 }, or "
+                'csv = { names = ["user", "page", "time"] } if they have no header',
+            )
 
 
 def _schema(path: str) -> pa.Schema | None:

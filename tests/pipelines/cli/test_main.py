@@ -160,6 +160,7 @@ def test_unknown_commands_and_flags_exit_2(make_job: MakeJob) -> None:
 
 def test_plan_reads_no_data(make_job: MakeJob) -> None:
     job = make_job()
+    (job.path.parent / "in" / "a.csv").write_text("user,key,time,value\nno, record\n")
     text = call("plan", "--project", job.path)
     assert text.exit_code == 0, text.output
     assert text.stdout.startswith("Can run") and "(6, 1e-09)" in text.stdout

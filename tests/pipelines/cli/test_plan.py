@@ -138,8 +138,10 @@ def test_a_name_for_the_answer_is_needed(tmp_path: Path) -> None:
 def test_a_job_of_any_name_can_be_looked_at(tmp_path: Path) -> None:
     """Without a name for the answer one is taken that a section can have."""
     write_project(tmp_path, ("[job.daily]", f"[job.{'d' * 64}]"))
-    words = ("--proxy", "none.csv", "--dry-run", "--project", tmp_path)
-    assert call("choose", *words).exit_code == 0
+    (tmp_path / "old.csv").write_text("user,page,time,seconds\n")
+    words = ("--proxy", tmp_path / "old.csv", "--dry-run", "--project", tmp_path)
+    result = call("choose", *words)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(

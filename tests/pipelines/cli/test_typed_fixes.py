@@ -182,7 +182,7 @@ def test_a_plan_of_a_column_that_is_not_there(hour: Hour, kind: str, old: str, n
     column = re.search(r"amount|user|page", old)
     assert column is not None and refusal["field"] == f"column '{new.split(chr(34))[1]}'"
     if kind == "parquet":
-        assert column[0] in re.split("[, ]+", refusal["fix"].rpartition(": ")[2])
+        assert column[0] in re.split("[, ]+", refusal["rule"].rpartition(": ")[2])
         hour.edit(new, new.replace(new.split('"')[1], column[0]))
         assert call("plan", "daily").exit_code == 0
 
@@ -196,8 +196,12 @@ def test_a_tuning_of_a_column_that_is_not_there(hour: Hour) -> None:
     assert refusal.exit_code == 2 and "column 'pages'" in refusal.output
 
 
-def test_a_plan_of_files_that_are_elsewhere(hour: Hour) -> None:
-    Path("visits.parquet").unlink()
+def test_a_plan_without_files(hour: Hour) -> None:
+    """Refused as the run would be."""
+    Path("visits.parquet").rename("moved.parquet")
+    refusal = json.loads(call("plan", "daily", "--json").stdout)["acceptance"]["refusal"]
+    assert hour.run() == 2 and refusal["rule"] in hour.message
+    hour.edit("visits.parquet", "moved.parquet")
     assert call("plan", "daily").exit_code == 0
 
 

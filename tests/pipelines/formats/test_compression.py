@@ -124,7 +124,7 @@ def test_what_is_not_whole_is_refused(
         packed = tmp_path / "in" / f"b.{kind}{suffix}"
         for how, content in broken(codec, text).items():
             packed.write_bytes(content)
-            assert f"file 1 of the manifest is no whole {codec} file" in str(refusal_of(job)), how
+            assert f"file {packed.name!r} is no whole {codec} file" in str(refusal_of(job)), how
         packed.write_bytes(pack(codec, text))
         assert len(by_hand(job)[0]) == 180, "it is read again once it has changed"
         packed.unlink()

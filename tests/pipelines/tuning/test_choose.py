@@ -314,7 +314,8 @@ def test_refused_before_any_charge(project: Path) -> None:
 
 
 def test_dry_run_reads_no_data_and_costs_nothing(project: Path) -> None:
-    (project.parent / "in" / "a.csv").unlink()
+    file = project.parent / "in" / "a.csv"
+    file.write_bytes(file.read_bytes().partition(b"\n")[0] + b"\nno, record\n")
     text = done(call("choose", "--project", project, *ASK, "--dry-run")).stdout
     assert "Cost        (1, 1e-08)-DP per unit" in text and "units (95%)" in text
     figures = json.loads(

@@ -94,12 +94,13 @@ def test_every_file_is_looked_at(make_job: MakeJob, refused: Refused) -> None:
     refused(types.check_types, job)
 
 
-def test_one_file_that_is_none_is_a_dead_letter(make_job: MakeJob, refused: Refused) -> None:
+def test_one_file_that_is_none_among_others(make_job: MakeJob, refused: Refused) -> None:
     job = make_job("parquet")
-    (job.path.parent / "in" / "a.parquet").write_bytes(b"")
+    (job.path.parent / "in" / "b.parquet").write_bytes(b"")
     refused(types.check_types, job)
-    write(job, "b.parquet")
-    types.check_types(job)
+    write(job, "a.parquet")
+    (job.path.parent / "in" / "b.parquet").write_bytes(b"PAR1 no file PAR1")
+    refused(types.check_types, job)
 
 
 def test_one_csv_without_header(make_job: MakeJob, refused: Refused) -> None:
@@ -108,7 +109,9 @@ def test_one_csv_without_header(make_job: MakeJob, refused: Refused) -> None:
     (folder / "a.csv").write_bytes(b"")
     refused(types.check_types, job)
     (folder / "b.csv").write_text("user,key,time,value\n")
-    types.check_types(job)
+    types.check_types(job)  # no row of a file without a byte is lost
+    (folder / "c.csv").write_bytes(b"\xff\xfe\0\n")
+    refused(types.check_types, job)
 
 
 def test_what_a_query_reads_is_its_own_business(make_job: MakeJob) -> None:
