@@ -17,6 +17,7 @@ from dpstream.pipelines.cli.parts import (
     examples,
     load_job,
     print_json,
+    print_warnings,
     stop_signals,
 )
 
@@ -75,6 +76,7 @@ def report(
 
 
 def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> None:
+    from dpstream.pipelines.cli.run import damage_text
     from dpstream.pipelines.render.page import ending_of
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
@@ -88,6 +90,7 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
         print_json({"page": str(out), **as_dict(page)})
         return
     total = "" if page.expected is None else f" of {page.expected:,}"
+    print_warnings(damage_text(page.job, page.damaged))
     click.echo(f"Report in {out}: {len(page.inventory.releases):,}{total} releases.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")

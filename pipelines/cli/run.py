@@ -1,6 +1,7 @@
 """``dpstream run``: runs a job, or continues it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Share of records (in each of their windows) that C cuts from which on it is told.
 _MUCH = 0.2
+#: Names of damaged files that are printed.
+_LISTED = 10
 #: Hint for a run whose store and releases are files, which ``--fresh`` can move away.
 _AGAIN = "; --fresh runs again, at a new charge"
 _PERIOD = "; budget.covers gives each window its own, for a guarantee for each period"
@@ -68,6 +71,12 @@ _COUNTED = {
     help="Start a new run, at a new charge; the old store and releases are renamed with "
     "the old run's id. Typed again after a failure, it continues the run that it began.",
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read the records first, as `dpstream check` does, and stop before the charge if none is "
+    "usable. That it stops is one bit of private data, which no noise covers.",
+)
 @click.option("--fail-if-empty", is_flag=True, help="End with exit code 4 if nothing was released.")
 @QUIET
 @click.option(
@@ -82,6 +91,12 @@ _COUNTED = {
     help="Address to serve them on.",
 )
 @OPERATOR
+@click.option(
+    "--operator-report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write exact counts of private records as JSON to FILE, which its owner alone can read.",
+)
 @AS_JSON
 @click.pass_context
 def run(
@@ -96,6 +111,8 @@ def run(
     quiet: bool,
     metrics_port: int | None,
     metrics_host: str,
+    check: bool,
+    operator_report: Path | None,
     as_json: bool,
 ) -> None:
     """Run a job, or continue it; other flags pass through to Beam.
@@ -104,12 +121,30 @@ def run(
     again.  On a cluster, interrupting it (SIGINT, SIGTERM) stops it there too.
     """
     from dpstream.pipelines.operate.metrics import serving
+    from dpstream.pipelines.operate.operator_report import Reporter
 
     checked = load_job(job)
+    reporter = Reporter(checked, operator_report)
     print_account(checked.ledger, checked.path, job.environment)
     beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
-    with serving(checked, metrics_port, metrics_host):
-        run_checked(checked, runner, beam_args, quiet, as_json, through, fail_if_empty, fresh)
+    with reporter.of_failure():
+        if check:
+            with Bar(hidden=quiet or as_json, what="rows") as bar:
+                reporter.look(fresh, f"dpstream check {checked.name}{job.flags}", bar.update)
+        with serving(checked, metrics_port, metrics_host):
+            run_checked(
+                checked,
+                runner,
+                beam_args,
+                quiet,
+                as_json,
+                through,
+                fail_if_empty,
+                fresh,
+                reporter.write,
+            )
+    if not as_json and operator_report is not None:
+        click.echo(f"Operator's report in {operator_report}, not to be published")
     if not as_json and checked.sink.folder is not None:
         click.echo(f"Next: `dpstream report {checked.name}{job.flags}`")
 
@@ -123,13 +158,18 @@ def run_checked(
     through: str | None = None,
     fail_if_empty: bool = False,
     fresh: bool = False,
+    report: Callable[["Result"], None] = lambda _: None,
 ) -> None:
     """Run a loaded job as `run` does, and print the result.
+
+    Args:
+        report: writes the operator's report.
 
     Raises:
         RunError: with ``fail_if_empty``, if nothing was released.
     """
     from dpstream.accounting.strength import weaknesses
+    from dpstream.pipelines.connectors.registry import input_of
     from dpstream.pipelines.jobs.committed import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.runners.table import lives_on
@@ -142,12 +182,14 @@ def run_checked(
 
     def deliver(result: "Result") -> None:
         bar.stop()
-        summary = result.summary
+        summary, damaged = result.summary, input_of(checked).damaged()
         if as_json:
-            _print_json(checked, result, warnings)
+            _print_json(checked, result, warnings, damaged)
         else:
             _print_result(checked, result)
+            print_warnings(damage_text(checked, damaged))
         print_operator(checked, result)
+        report(result)
         if summary is not None and summary.released.rows == 0 < summary.released.releases:
             _nothing_released(checked, fail_if_empty, fresh)
 
@@ -167,7 +209,22 @@ def run_checked(
         )
 
 
-def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
+def damage_text(checked: "Job", damaged: Mapping[str, str]) -> list[str]:
+    """Return which files of a growing folder are damaged, and what to do, as at most one text."""
+    names = [f"{name!r} ({reason})" for name, reason in sorted(damaged.items())]
+    if not names:
+        return []
+    more = f", and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return [
+        f"damaged files were not read to their end, and the rest of their rows counts nowhere:"
+        f" {', '.join(names[:_LISTED])}{more}. Fix: type `dpstream check {checked.name}`, which"
+        " shows from which row on, and write these rows into a new file of the folder."
+    ]
+
+
+def _print_json(
+    checked: "Job", result: "Result", warnings: list[str], damaged: dict[str, str]
+) -> None:
     """Print the result; --operator adds one object with the exact private counts."""
     from msgspec import to_builtins
 
@@ -177,7 +234,7 @@ def _print_json(checked: "Job", result: "Result", warnings: list[str]) -> None:
     if summary is not None:
         fields["summary"] = {"released": to_builtins(summary.released)}
         private["records"] = to_builtins(summary.operator_only)
-    fields |= {"insecure": checked.insecure, "warnings": warnings}
+    fields |= {"insecure": checked.insecure, "warnings": warnings, "damaged_files": damaged}
     print_json(with_private(fields, private))
 
 

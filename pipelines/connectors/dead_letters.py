@@ -3,8 +3,12 @@
 import hashlib
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.places import matching_in
+from dpstream.pipelines.formats.rows import DAMAGE
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.repository import refuse_tracked
 
@@ -35,6 +39,22 @@ def check_dead_letters(folder: Path, field: str = "dead_letter") -> None:
             f"restore them, or move the folder {folder.name} away, then run the same command "
             "again; a run that is not finished writes them again",
         )
+
+
+def damage_in(folder: Path) -> dict[int, str]:
+    """Return the reason for each partition that dead letters call damaged; see `rows.DAMAGE`.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    reasons = dict[int, str]()
+    with file_errors("dead_letter", "cannot be read"):
+        for path in matching_in(folder, "part-*.parquet"):
+            letters = pq.read_table(path, filters=pc.field("reason").isin(sorted(DAMAGE)))
+            reasons |= zip(
+                letters["partition"].to_pylist(), letters["reason"].to_pylist(), strict=True
+            )
+    return reasons
 
 
 def _digest_of(path: Path) -> str:

@@ -145,6 +145,13 @@ class Input(ABC):
         """
         return f"partition {partition}", offset
 
+    def damaged(self) -> dict[str, str]:
+        """Return the files that runs have not read to their end, by name, with the reason.
+
+        Only damage that no record can bring about is a reason (`formats.rows.DAMAGE`): public.
+        """
+        return {}
+
     def files(self) -> tuple[SourceFile, ...]:
         """Return the files of a source that ends, which must stay as they are while a run reads
         them.

@@ -138,19 +138,31 @@ def ending_of(file: Path, endings: Sequence[str], option: str = "--out") -> str:
     return ending
 
 
-def write_own(out: Path, content: str | bytes, mark: str | bytes, mode: int = PUBLIC) -> None:
+def require_own(out: Path, mark: str | bytes, option: str = "--out") -> None:
+    """Refuse a path at which another file is; raises as `write_own` does."""
+    with file_errors(option, "cannot be written"):
+        if out.exists() and not begins_with(out, mark):
+            raise UsageError(option, "exists and is another file", "choose another name")
+
+
+def write_own(
+    out: Path,
+    content: str | bytes,
+    mark: str | bytes,
+    mode: int = PUBLIC,
+    option: str = "--out",
+) -> None:
     """Write a page or a picture; replace an older one, never another file.
 
     Args:
         mark: how such files begin.
         mode: of the file, `state.durable.PUBLIC` or ``PRIVATE``.
+        option: that names the file.
 
     Raises:
         UsageError: another file is there.
         RunError: the file cannot be written.
     """
-    with file_errors("--out", "cannot be written"):
-        if out.exists() and not begins_with(out, mark):
-            raise UsageError("--out", "exists and is another file", "choose another name")
-        with replacing(out, mode) as draft:
-            draft.write_bytes(content.encode() if isinstance(content, str) else content)
+    require_own(out, mark, option)
+    with file_errors(option, "cannot be written"), replacing(out, mode) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,7 +1,8 @@
 """``dpstream report``: one page about a run, from public data: plan, budget, releases.
 
-Neither key, ledger nor dead letters are opened, and of the store's file only what was committed
-when the run began, so the page can be published with the releases.  ``truth`` is the exception: it
+Neither key nor ledger are opened, of the dead letters only which files of the input are damaged,
+and of the store's file only what was committed when the run began, so the page can be published
+with the releases.  ``truth`` is the exception: it
 reads raw records, marks the page as not private and makes its file readable for its owner only.
 
 **Truth** is the releases held against raw records: exact, NOT private, for public data only.  The
@@ -10,8 +11,9 @@ records of a window up to the trigger it has come to, before a unit's contributi
 error therefore holds the noise and what bounding leaves out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from dpstream.dp_transforms.batches import admitted_schema, key_fields, numpy_vi
 from dpstream.dp_transforms.decision import Batch, expand, open_windows
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
+from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.jobs.committed import committed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.page import mark_of, write_own
@@ -212,6 +215,7 @@ class Report(NamedTuple):
         figures: `accounting.guarantee.describe` of them.
         inventory, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
+        damaged: files of the input that were not read to their end, with the reason.
     """
 
     job: Job
@@ -221,6 +225,7 @@ class Report(NamedTuple):
     inventory: Inventory
     findings: Findings
     truth: list[Decade] | None = None
+    damaged: Mapping[str, str] = MappingProxyType({})
 
     @property
     def expected(self) -> int | None:
@@ -257,7 +262,8 @@ def build(job: Job, truth: Path | None = None) -> Report:
     findings = collect(job.plan, releases)
     decades = None if truth is None else by_size(job, truth, releases, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
-    return Report(job, plan, budget, figures, releases, findings, decades)
+    damaged = input_of(job).damaged()
+    return Report(job, plan, budget, figures, releases, findings, decades, damaged)
 
 
 def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
@@ -278,6 +284,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "run_ids": report.run_ids,
         "stamps": report.stamps,
         "private": report.truth is not None,
+        "damaged_files": dict(report.damaged),
         "plan": report.figures,
         "releases": {
             "expected": report.expected,

@@ -40,6 +40,7 @@ from dpstream.pipelines.report.text import (
     settings,
     table,
     title_of,
+    visible,
     window_name,
     with_error,
 )
@@ -226,6 +227,7 @@ def context(report: Report) -> dict[str, Any]:
                 f"{human(int((findings.keys > 0).sum()))} of {human(len(findings.windows))}",
             ),
             ("rows in all releases", human(sum(r.keys for r in report.inventory.releases))),
+            *(("damaged file of the input", visible(name)) for name in sorted(report.damaged)),
             *((f"median sd of {c['name']}", c["sd_in_words"]) for c in columns),
         ],
         "bought": bought(report.figures),

@@ -2,22 +2,29 @@
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
+from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.connectors.files.source import batches, pieces
 from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.folder.store import close_files, place
+from dpstream.pipelines.connectors.inputs import refusal
+from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.connectors.write import write_dead_letters
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.records.reading import Letters, files_of, records_of
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.registration import require_fitting
-from tests.worlds.fixtures import LAYOUTS, ROWS, Variant, csv_of, parquet_of
-from tests.worlds.test_doors import SESSION, project
+from tests.worlds.fixtures import LAYOUTS, ROWS, Variant, csv_of, parquet_of, write
+from tests.worlds.test_doors import PROJECT, SESSION, project
 
 
 def flipped(layout: str, seed: int) -> Variant:
@@ -76,6 +83,34 @@ def test_a_damaged_file_is_refused_or_read_to_its_end(
         assert door(tmp_path, variant) == len(ROWS)
     except DpstreamError as error:
         assert not any(row.shop in str(error) for row in ROWS)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_growing_folder_names_the_files_of_which_rows_are_missing(
+    kind: str, tmp_path: Path
+) -> None:
+    """It reads all others, and says no more of a damaged one than its name and a fixed reason."""
+    damaged = {v.name: v for v in DAMAGED if f".{kind}" in v.name}
+    table = f'time_column = "at"\nfolder = "in"\nformat = "{kind}"\nstamp = "manifest"'
+    text = PROJECT.replace('path = "{path}"', "")
+    job = load_job(project(tmp_path, Variant("none", b"", table, "string"), text))
+    (tmp_path / "in").mkdir()
+    for variant in damaged.values():
+        write(tmp_path / "in", variant)
+    close_files(tmp_path / "in", damaged)
+    rows, letters = Counter[int](), list[pa.RecordBatch]()
+    for part in input_of(job).scan():
+        if isinstance(part, pa.RecordBatch):
+            rows[positions(part)[0][0]] += part.num_rows
+        else:
+            letters.append(refusal(*part))
+    write_dead_letters(Path(job.dead_letter), letters)
+    short = {name for name in damaged if rows[place(name).partition] < len(ROWS)}
+    assert input_of(job).damaged().keys() == short and len(short) > len(damaged) // 3
+    assert {*input_of(job).damaged().values()} <= {"unreadable_file", "unreadable_rest"}
+    gone = short.pop()
+    (tmp_path / "in" / gone).unlink()
+    assert input_of(job).damaged().keys() - short == {f"partition {place(gone).partition}"}
 
 
 def test_most_damage_is_seen(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.beam.clock import give_back
 from dpstream.dp_transforms.telemetry import guarded
+from dpstream.pipelines.connectors.dead_letters import damage_in
 from dpstream.pipelines.connectors.folder.store import (
     PATIENCE_SECONDS,
     ClosedFile,
@@ -65,7 +66,7 @@ from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows, after, 
 from dpstream.pipelines.formats.texts import COMMAS, read_text
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.sections import CsvSection
-from dpstream.pipelines.project.source import GIVEN_COLUMNS
+from dpstream.pipelines.project.source import GIVEN_COLUMNS, no_folder
 from dpstream.pipelines.project.text import duration_micros
 
 #: (name, row group, first row, closed, rows that it should have or -1, bytes, last of the file)
@@ -103,8 +104,11 @@ class Files(NamedTuple):
         try:
             info = patiently(lambda: self.folder.info(name))
             starts = self._starts(name) if info is not None else None
-        except (OSError, UnpacksTooLargeError):
+        except OSError:
             info, starts = None, None
+        except UnpacksTooLargeError:
+            yield refuse(0, Reason.UNPACKS_TOO_LARGE)
+            return
         except UsageError:
             yield refuse(0, Reason.MISSING_COLUMN)
             return
@@ -263,9 +267,22 @@ class FolderInput(Input):
         names = [file.name for file in self.folder.list()]
         return next(iter(find(names, partition, offset)), super().locate(partition, offset))
 
+    @override
+    def damaged(self) -> dict[str, str]:
+        """Return the damaged files, by the dead letters on this machine.
+
+        A file that is gone has no name any more: its partition stands for it.
+        """
+        reasons = damage_in(Path(self.job.dead_letter))
+        names = {partition: f"partition {partition}" for partition in reasons}
+        if reasons:
+            with contextlib.suppress(OSError):
+                names |= {place(file.name).partition: file.name for file in self.folder.list()}
+        return {names[partition]: reason for partition, reason in reasons.items()}
+
     def _check(self) -> None:
         if not self.folder.is_there():
-            raise UsageError("table.path", "is not a folder", "make it, or correct the path")
+            raise no_folder()
         if self.folder.local:
             inside, sink = Path(self.folder.path("")), self.job.sink.folder
             if sink is not None and inside in (sink.resolve(), *sink.resolve().parents):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +15,11 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.connectors import run_manifest
+from dpstream.pipelines.connectors.folder.store import place
+from dpstream.pipelines.connectors.inputs import refusal
 from dpstream.pipelines.connectors.registry import sink_of
+from dpstream.pipelines.connectors.write import dead_letter_folder, write_dead_letters
+from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
@@ -23,6 +28,7 @@ from dpstream.state.transfer import DELIVERED
 from tests.flowing import Flowing
 from tests.pipelines.cli.called import printed
 from tests.pipelines.cli.test_main import keep_logging
+from tests.pipelines.cli.test_typed_fixes import commands_of
 from tests.streams import positioned
 
 __all__ = ["keep_logging"]
@@ -289,6 +295,23 @@ def test_info_releases_and_report(job: Path, tmp_path: Path) -> None:
     assert "The stream has no end: 14 releases are written so far." in page.read_text()
     figures = json_of("report", "--project", job, "--out", page)
     assert figures["releases"]["expected"] is None and figures["releases"]["present"] == 14
+
+
+def test_damaged_files_are_named(job: Path, tmp_path: Path) -> None:
+    """By `run` and by `report`, also on its page; a malformed line names none."""
+    letters = []
+    for name, reason in (("d/a.csv", "unreadable_rest"), ("b.csv", "malformed")):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).touch()
+        at = place(name)
+        letters.append(refusal(Refused(np.array([at.base]), [reason]), at.partition))
+    write_dead_letters(dead_letter_folder(load_job(job)), letters)
+    words = ("report", "--project", job, "--out", tmp_path / "r.html")
+    assert json_of(*words)["damaged_files"] == {"d/a.csv": "unreadable_rest"}
+    result, page = call(*words), (tmp_path / "r.html").read_text()
+    assert "d/a.csv" in result.stderr and "d/a.csv" in page and "b.csv" not in result.stderr + page
+    [fix] = commands_of(" ".join(result.stderr.split()))
+    assert fix == ["check", "hourly"] and call(*fix, "--project", job).exit_code == 2
 
 
 def test_report_with_truth(job: Path, tmp_path: Path) -> None:

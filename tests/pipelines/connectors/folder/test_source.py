@@ -112,7 +112,7 @@ def test_a_file_that_unpacks_to_much_more_is_a_dead_letter(tmp_path: Path) -> No
     """A stream that runs has its charge already: other files are read on."""
     plain_bomb(tmp_path / "x.parquet")
     [refused] = parts(tmp_path, "parquet", ("x.parquet", CLOSED, -1, -1))
-    assert isinstance(refused, Refused) and refused.reasons == ["unreadable_file"]
+    assert isinstance(refused, Refused) and refused.reasons == ["unpacks_too_large"]
 
 
 @pytest.fixture(autouse=True)
