@@ -41,7 +41,7 @@ from dpstream.accounting.budget.allocation import (
 )
 from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, guarantee_pair
+from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.gaussian import bisected, epsilon_of
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import hindrance
@@ -135,7 +135,9 @@ def _unit(plan: Plan) -> str:
     unit = f"all records with one value of '{plan.unit.column}'"
     if plan.timeline.period is None:
         return f"{unit}, over the whole stream"
-    return f"{unit} whose event time lies in one period of {duration(plan.timeline.period)}"
+    return (
+        f"{unit} whose event time lies in one period of {plan.timeline.words(plan.timeline.period)}"
+    )
 
 
 def _for_ever(plan: Plan) -> bool:
@@ -289,7 +291,7 @@ def _remembered(plan: Plan) -> str:
         return ""
     words = "; what one window selects the later ones publish from their start, untested"
     if isinstance(plan.remember, int):
-        words += f", for {duration(plan.remember)}"
+        words += f", for {plan.timeline.words(plan.remember)}"
     return words
 
 

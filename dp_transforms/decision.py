@@ -128,8 +128,8 @@ def open_windows(
     A window is open for a record when it covers the event and ``entry_trigger_time`` is not past
     its last trigger; those before ``least`` are abandoned.
     """
-    stride = timeline.slide // timeline.trigger_every
-    width = timeline.window // timeline.trigger_every
+    stride = timeline.stride
+    width = timeline.width
     most = np.iinfo(np.int64).max if timeline.end is None else timeline.windows - 1
     first, count = np.empty_like(event_trigger_time), np.empty_like(event_trigger_time)
     _open(
@@ -265,7 +265,7 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
     counted inside the window: a public function of the record alone.
     """
     timeline = plan.timeline
-    stride = timeline.slide // timeline.trigger_every
+    stride = timeline.stride
     event_trigger_time, pairs = batch.event_trigger_time[rows], batch.pairs[rows]
     entry_trigger_time = np.maximum(event_trigger_time, batch.trigger_time[rows])
     rank, nth = batch.rank[rows], np.zeros(len(rows), np.int64)

@@ -439,7 +439,7 @@ class ReleaseCallback:
                     return
             with timed("expire"):
                 every, lasting = (
-                    timeline.window // timeline.trigger_every,
+                    timeline.width,
                     run.plan.design.remembered_for,
                 )
                 expire(store, timeline, every, lasting)

@@ -49,7 +49,7 @@ def steps_through(
         rows: admitted pairs of one key shard; none may lie beyond ``upto``.
         since: steps of this trigger time and earlier ones were emitted; they are left out.
     """
-    stride = timeline.slide // timeline.trigger_every
+    stride = timeline.stride
     window, trigger = numpy_view(rows.column("window")), numpy_view(rows.column("trigger"))
     # Rank of a row's step: by trigger time, then by window.
     step_trigger_time = window.astype(np.int64) * stride + trigger
@@ -84,7 +84,7 @@ def due_by(
         rows: of any kind that have a window and a trigger.
     """
     window, trigger = numpy_view(rows.column("window")), numpy_view(rows.column("trigger"))
-    later = window.astype(np.int64) * (timeline.slide // timeline.trigger_every) + trigger > upto
+    later = window.astype(np.int64) * timeline.stride + trigger > upto
     if not later.any():
         return rows, rows.slice(0, 0)
     return rows.filter(pa.array(~later)), rows.filter(pa.array(later))

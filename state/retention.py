@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, required
+from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.state.store import NEVER, Store
 
@@ -43,17 +43,9 @@ _NOTED = 64
 _SHARE = 16
 
 
-def skew_trigger_times(timeline: Timeline) -> int:
-    """Return by how many trigger times an event time may be ahead of its stamp."""
-    return -(-timeline.max_skew // timeline.trigger_every)
-
-
 def period_trigger_time(timeline: Timeline, event_trigger_time: Int64) -> Int64:
     """Return the last trigger time at which a record of these events' periods can be stamped."""
-    length = required(timeline.period, "timeline.period is there")
-    period = (event_trigger_time - 1) // (length // timeline.trigger_every)
-    trigger_time = ((period + 1) * length + timeline.allowed_lateness) // timeline.trigger_every
-    return np.minimum(trigger_time, NEVER)
+    return np.minimum(timeline.period_trigger_time(event_trigger_time), NEVER)
 
 
 class Reached(NamedTuple):
@@ -99,7 +91,7 @@ def settled_trigger_time(timeline: Timeline, windows: int) -> int:
     """Return the last trigger time whose records all belong to the first ``windows`` windows."""
     if timeline.end is not None and windows >= timeline.windows:
         return timeline.last_trigger_time
-    return max(0, timeline.base(windows) - skew_trigger_times(timeline))
+    return max(0, timeline.base(windows) - timeline.skew_trigger_times)
 
 
 def dropped_before(timeline: Timeline, trigger_time: Int64) -> Int64:
@@ -109,9 +101,9 @@ def dropped_before(timeline: Timeline, trigger_time: Int64) -> Int64:
     trigger time was decided.  So this bounds ``forgotten`` from above, and is a function of the
     plan alone, whenever a store really drops what it may.
     """
-    stride = timeline.slide // timeline.trigger_every
+    stride = timeline.stride
     windows = np.maximum(0, (trigger_time - 1 - timeline.triggers) // stride + 1)
-    return np.asarray(np.maximum(0, windows * stride - skew_trigger_times(timeline)), np.int64)
+    return np.asarray(np.maximum(0, windows * stride - timeline.skew_trigger_times), np.int64)
 
 
 def expire(
@@ -171,8 +163,7 @@ def drop_delivered(store: Store, timeline: Timeline, delivered: int, keep: int) 
         keep: how long (micros, of the stream's time) the releases of a window that has ended,
             its lateness included, are kept.
     """
-    ends = timeline.start + timeline.window + timeline.allowed_lateness
-    ended = (timeline.instant_of(delivered) - keep - ends) // timeline.slide + 1
+    ended = timeline.ended(timeline.instant_of(delivered) - keep)
     dropped = store.retained_windows.dropped
     if ended - dropped < max(1, keep // timeline.slide // _SHARE):
         return 0

@@ -97,7 +97,7 @@ class Abandon(NamedTuple):
 
     def windows(self, timeline: Timeline) -> int:
         """Return the first window that begins at or after the trigger time."""
-        return -(-self.trigger_time // (timeline.slide // timeline.trigger_every))
+        return -(-self.trigger_time // timeline.stride)
 
 
 def copy_store(

@@ -68,8 +68,7 @@ def _hindrance(plan: "Plan") -> str | None:
         "per_key_bound = 1": privacy.per_key_bound == 1,
         "one trigger a window": timeline.triggers == 1,
         "all records of a unit in one window (budget.covers as long as window)": (
-            timeline.period == timeline.window
-            or (timeline.end is not None and timeline.windows == 1)
+            timeline.one_window_a_period or (timeline.end is not None and timeline.windows == 1)
         ),
         "max_skew = 0": timeline.max_skew == 0,
         "no mechanism.skip": not privacy.skip,
@@ -77,9 +76,9 @@ def _hindrance(plan: "Plan") -> str | None:
     return next((words for words, there in needs.items() if not there), None)
 
 
-#: Changes when the same plan would give other releases of the same files; part of the plan hash.  A
-#: record that was missing before and is read now changes them too: 3 reads dates in text, ids of 2^63
-#: and more, exact decimals and extension types.
+#: Changes when the same plan would give other releases of the same files; part of the plan hash.
+#: Records that were missing before and are read now change them too: 3 reads dates in text, ids of
+#: 2^63 and more, exact decimals and extension types.
 MECHANISM_VERSION = 3
 
 

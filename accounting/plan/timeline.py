@@ -6,6 +6,11 @@ since the epoch.  The axis is divided every ``trigger_every`` micros from ``star
 time g is the instant ``start + g * trigger_every``; the half-open cell before it holds the
 records of trigger g, so a record exactly on a trigger time belongs to the next trigger.
 
+In a timeline with a calendar (`accounting.calendars`) trigger times are beginnings of local days,
+weeks or months instead, and all that is counted in trigger times stays as it is: lengths are whole
+numbers of the calendar's unit, each with its nominal length in micros, and only the instants of
+trigger times and of privacy periods are looked up in the calendar's list.
+
 Window w is ``[start + w*slide, start + w*slide + window)``.  Its triggers are the trigger
 times ``base(w) + 1 .. base(w) + T`` with ``base(w) = w * slide / trigger_every`` and
 ``T = (window + allowed_lateness) / trigger_every``; its step j is trigger ``base(w) + j``.
@@ -25,15 +30,17 @@ import numpy as np
 
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Float64, Int64
-from dpstream.accounting.errors import UsageError
+from dpstream.accounting.calendars import Bounds, Calendar, CalendarUnit, bounds
+from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.fields import job_field
+from dpstream.accounting.figures import duration
 
 if TYPE_CHECKING:
     from dpstream.accounting.plan.privacy import Privacy
 
 
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Public geometry of a job's time (all fields in microseconds).
+    """Public geometry of a job's time (instants and lengths in microseconds).
 
     Attributes:
         start: first instant; windows, triggers and periods align here.
@@ -44,6 +51,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         allowed_lateness: how long after its end a window still takes records.
         max_skew: how far an event time may run ahead of its stamp.
         period: length of a privacy period, ``None`` = the whole stream.
+        calendar: whose units trigger times begin with; ``None``: they are equally far apart.
+        period_unit: the calendar's unit that privacy periods are of.
     """
 
     start: int
@@ -54,6 +63,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_lateness: int = 0
     max_skew: int = 0
     period: int | None = None
+    calendar: Calendar | None = None
+    period_unit: CalendarUnit | None = None
 
     def check(self) -> None:
         """Refuse geometry that is empty, misaligned or unbounded in cost."""
@@ -95,6 +106,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"a window has at most {limits.MAX_TRIGGERS} triggers",
                 "use a longer trigger interval",
             )
+        if self.calendar is not None:
+            self._check_calendar(self.calendar)
         if self.end is None and self.horizon - self.start < limits.LEAST_LIFE:
             raise UsageError(
                 "release_every",
@@ -104,6 +117,31 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.end is not None and self.windows * self.triggers > limits.MAX_STEPS:
             raise UsageError(
                 "time", f"windows x triggers exceed {limits.MAX_STEPS}", "use fewer triggers"
+            )
+
+    def _check_calendar(self, calendar: Calendar) -> None:
+        """Refuse a start inside a unit or a period, and a calendar that leaves out a unit."""
+        units = {calendar.unit: self.trigger_every, self.period_unit: self.period}
+        for unit in units:
+            of_unit = calendar if unit is None else msgspec.structs.replace(calendar, unit=unit)
+            begins = of_unit.beginnings(np.array([of_unit.number(self.start)]))
+            if begins[0] != self.start:
+                raise UsageError(
+                    "start",
+                    f"is not the beginning of a {of_unit.unit} in {calendar.zone}",
+                    f"write its first day, such as {calendar.day(int(begins[0]))}",
+                )
+        if not self._bounds.aligned:
+            raise UsageError(
+                "budget.covers",
+                "begins between two trigger times",
+                "write a multiple of release_every, or release_every = '1 day'",
+            )
+        if (np.diff(self._bounds.instants) <= 0).any():
+            raise UsageError(
+                "calendar",
+                f"leaves out a {calendar.unit}: clocks of {calendar.zone} were set forward over it",
+                "let the job end before it or start after it, or use another zone",
             )
 
     def once(self) -> "Timeline":
@@ -126,8 +164,58 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         length = self.end - self.start
         return msgspec.structs.replace(
-            self, window=length, slide=length, trigger_every=length, allowed_lateness=0
+            self,
+            window=length,
+            slide=length,
+            trigger_every=length,
+            allowed_lateness=0,
+            calendar=None,
         )
+
+    @property
+    def _bounds(self) -> Bounds:
+        calendar = required(self.calendar, "a calendar has its list")
+        step = self.trigger_every // calendar.nominal
+        period = 1 if self.period is None else self.first_period[1]
+        return bounds(calendar, self.start, step, self.period_unit, period)
+
+    @property
+    def period_calendar(self) -> Calendar | None:
+        """The calendar of the privacy periods."""
+        if self.calendar is None or self.period_unit is None:
+            return None
+        return msgspec.structs.replace(self.calendar, unit=self.period_unit)
+
+    @property
+    def first_period(self) -> tuple[int, int]:
+        """The start and the length of the first period: micros, or units of the calendar."""
+        calendar, length = self.period_calendar, required(self.period, "timeline.period is there")
+        if calendar is None:
+            return self.start, length
+        return calendar.number(self.start), length // calendar.nominal
+
+    @property
+    def stride(self) -> int:
+        """Trigger times between the starts of two windows."""
+        return self.slide // self.trigger_every
+
+    @property
+    def width(self) -> int:
+        """Trigger times of a window without its lateness."""
+        return self.window // self.trigger_every
+
+    @property
+    def one_window_a_period(self) -> bool:
+        """Return whether each window is a privacy period."""
+        unit = None if self.calendar is None else self.calendar.unit
+        return self.period == self.window and self.period_unit == unit
+
+    def words(self, length: int) -> str:
+        """Return one of the timeline's lengths as text."""
+        if self.calendar is None:
+            return duration(length)
+        of_period = self.period_calendar if length == self.period else None
+        return (of_period or self.calendar).words(length)
 
     @property
     def triggers(self) -> int:
@@ -143,6 +231,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if self.end is not None:
             return self.end
+        if self.calendar is not None:
+            instants = self._bounds.instants
+            behind = (
+                self.window + self.allowed_lateness + (self.period or 0)
+            ) // self.trigger_every
+            return int(instants[max(0, len(instants) - 2 - behind)])
         last = self.start + limits.MAX_TRIGGER_TIME * self.trigger_every
         return min(last, 1 << 62) - self.window - self.allowed_lateness - (self.period or 0)
 
@@ -156,7 +250,11 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Privacy periods of the job, 1 without periods; ``None``: a stream without end."""
         if self.period is None:
             return 1
-        return None if self.end is None else -(-(self.end - self.start) // self.period)
+        if self.end is None:
+            return None
+        if self.calendar is not None:
+            return int(np.searchsorted(self._bounds.periods, self._trigger_times(self.end)))
+        return -(-(self.end - self.start) // self.period)
 
     @property
     def periods_met(self) -> int:
@@ -168,6 +266,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if self.period is None:
             return 1
+        if self.calendar is not None:
+            behind, periods = self._trigger_times(self.horizon), self._bounds.periods
+            begins = np.arange(0, behind, self.stride, dtype=np.int64)
+            ends = np.minimum(begins + self.width, behind) - 1
+            met = np.searchsorted(periods, (begins, ends), "right")
+            return int((met[1] - met[0]).max(initial=0)) + 1
         # Phases of window starts against the periods: multiples of the gcd, in turn.
         shared = math.gcd(self.slide, self.period)
         turn = self.period // shared
@@ -183,7 +287,13 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Number of windows of a job with an end."""
         if self.end is None:
             raise ValueError("a stream without end has no last window")
+        if self.calendar is not None:
+            return -(-self._trigger_times(self.end) // self.stride)
         return -(-(self.end - self.start) // self.slide)
+
+    def _trigger_times(self, end: int) -> int:
+        """Trigger times of a calendar from the start on that lie before an instant."""
+        return int(np.searchsorted(self._bounds.instants, end))
 
     @property
     def last_trigger_time(self) -> int:
@@ -194,24 +304,42 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the global index of the trigger time at which window ``window`` starts (its step
         0).
         """
-        return window * (self.slide // self.trigger_every)
+        return window * self.stride
 
     def instant_of(self, trigger_time: int) -> int:
         """Return the instant of global trigger time ``trigger_time`` in micros."""
+        if self.calendar is not None:
+            return int(self._bounds.instants[trigger_time])
         return self.start + trigger_time * self.trigger_every
 
     def window_bounds(self, window: int) -> tuple[int, int]:
         """Return ``[start, end)`` of a window in micros."""
-        begin = self.start + window * self.slide
-        return begin, begin + self.window
+        base = self.base(window)
+        return self.instant_of(base), self.instant_of(base + self.width)
 
     def trigger_time_of(self, times: Int64) -> Int64:
         """Return the global trigger index (>= 1 inside the job) of each instant."""
+        if self.calendar is not None:
+            return np.searchsorted(self._bounds.instants, times, side="right")
         return (times - self.start) // self.trigger_every + 1
+
+    def passed(self, instant: int) -> int:
+        """Return the last global trigger time at or before an instant."""
+        return int(self.trigger_time_of(np.array([instant]))[0]) - 1
+
+    def last_window_of(self, times: Int64) -> Int64:
+        """Return the last window that begins at or before each instant."""
+        if self.calendar is not None:
+            return (self.trigger_time_of(times) - 1) // self.stride
+        return (times - self.start) // self.slide
+
+    def ended(self, instant: int) -> int:
+        """Return the number of windows that have passed their last trigger at an instant."""
+        return (self.passed(instant) - self.triggers) // self.stride + 1
 
     def windows_at(self, trigger_time: int) -> range:
         """Return windows that have a step at global trigger time ``trigger_time``, oldest first."""
-        stride = self.slide // self.trigger_every
+        stride = self.stride
         first = max(0, -(-(trigger_time - self.triggers) // stride))
         after = (trigger_time - 1) // stride + 1
         return range(first, after if self.end is None else min(after, self.windows))
@@ -231,14 +359,40 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the privacy period of each event time (0 for all without periods)."""
         if self.period is None:
             return np.zeros(len(event), np.int64)
+        if self.calendar is not None:
+            return self._period_at(self.trigger_time_of(event))
         return (event - self.start) // self.period
+
+    def _period_at(self, trigger_time: Int64) -> Int64:
+        """Return the calendar's period of events before each trigger time."""
+        return np.searchsorted(self._bounds.periods, trigger_time - 1, side="right") - 1
+
+    def period_trigger_time(self, event_trigger_time: Int64) -> Int64:
+        """Return the last trigger time at which records of these events' periods can be stamped."""
+        length = required(self.period, "timeline.period is there")
+        late = self.allowed_lateness // self.trigger_every
+        if self.calendar is not None:
+            periods = self._bounds.periods
+            after = self._period_at(event_trigger_time) + 1
+            return periods[np.minimum(after, len(periods) - 1)] + late
+        per = length // self.trigger_every
+        return ((event_trigger_time - 1) // per + 1) * per + late
 
     def period_closed(self, event: Int64, stamp: Int64) -> Bool:
         """Return whether each record's privacy period is closed at its stamp."""
         if self.period is None:
             return np.zeros(len(event), np.bool_)
-        period_end = self.start + (self.period_of(event) + 1) * self.period
-        return stamp >= period_end + self.allowed_lateness
+        last = self.period_trigger_time(self.trigger_time_of(event))
+        return self.trigger_time_of(stamp) > last
+
+    @property
+    def skew_trigger_times(self) -> int:
+        """By how many trigger times an event time may be ahead of its stamp."""
+        if self.calendar is not None:
+            instants = self._bounds.instants
+            ahead = np.searchsorted(instants, instants + self.max_skew)
+            return int((ahead - np.arange(len(instants))).max(initial=0))
+        return -(-self.max_skew // self.trigger_every)
 
 
 #: Tests of a window where published keys are skipped, and the job does not say how many.  The 5th

@@ -1,8 +1,9 @@
 """The privacy unit: its identity in a ledger, and the cost of a run to one or several units.
 
 **Identity.**  Two runs protect the same unit if it has one name and type and, where there is a
-privacy period, the periods are the same sets of event times: one event-time column, one length
-in microseconds, one phase (start modulo length).  The name identifies the column's ids: by
+privacy period, the periods are the same sets of event times: one event-time column, one length,
+one phase (start modulo length), and for periods of the calendar one unit and the same list of its
+beginnings wherever a run has records.  The name identifies the column's ids: by
 default it is the column's name; jobs of one account that read the same ids from columns of other
 names declare one name (``unit`` of the data set).  An entry of the account stores
 ``UnitIdentity.text``.
@@ -51,7 +52,9 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
+from dpstream.accounting.calendars import Calendar
 from dpstream.accounting.composition import Spend, decimal_value
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
@@ -75,8 +78,10 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         name: name of the unit: the declared one, or that of its column.
         type: type of its values.
         event_time: column of the times that decide the period; period: its length in
-            microseconds; phase: start modulo period.  All three are set, or none: then the unit
-            has all records of the stream.
+            microseconds, or in units of the calendar; phase: start modulo period.  All three are
+            set, or none: then the unit has all records of the stream.
+        calendar: whose units a period has; ``None``: periods have one length.  An account has the
+            list of all times, and a run that of its own: periods are counted in the same numbers.
 
     Accounts store ``text`` and digests cover it, so the names in it must never change.
     """
@@ -86,6 +91,7 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     event_time: str | None = msgspec.field(default=None, name="event_time")
     period: int | None = msgspec.field(default=None, name="period")
     phase: int | None = msgspec.field(default=None, name="phase")
+    calendar: Calendar | None = msgspec.field(default=None, name="calendar")
 
     def __post_init__(self) -> None:
         given = [part is not None for part in (self.event_time, self.period, self.phase)]
@@ -93,6 +99,8 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             raise ValueError("a period needs a length, a phase and an event time")
         if self.period is not None and not 0 <= (self.phase or 0) < self.period:
             raise ValueError("a phase must be at least 0 and below the period")
+        if self.calendar is not None and self.period is None:
+            raise ValueError("a calendar is that of periods")
 
     @property
     def text(self) -> str:
@@ -114,8 +122,50 @@ class UnitIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         who = f"{self.name} ({self.type})"
         if self.period is None:
             return f"{who}, all records"
-        since = f", one begins at {second_text(self.phase)}" if self.phase else ""
-        return f"{who}, per {duration(self.period)} of {self.event_time}{since}"
+        since = "" if not self.phase else f", one begins at {self.first_period}"
+        return f"{who}, per {self.covers} of {self.event_time}{since}"
+
+    @property
+    def covers(self) -> str | None:
+        """The length of a period as a text, with the zone of its calendar."""
+        if self.period is None:
+            return None
+        if self.calendar is None:
+            return duration(self.period)
+        words = self.calendar.words(self.period * self.calendar.nominal)
+        return f"{words} in {self.calendar.zone}"
+
+    @property
+    def first_period(self) -> str:
+        """The first beginning of a period since 1970."""
+        phase = self.phase or 0
+        if self.calendar is None:
+            return second_text(phase)
+        return self.calendar.day(int(self.calendar.beginnings(np.array([phase]))[0]))
+
+    @property
+    def of_all_times(self) -> "UnitIdentity":
+        """The unit with the whole list of its calendar, as an account has it."""
+        if self.calendar is None:
+            return self
+        return msgspec.structs.replace(
+            self, calendar=Calendar.of(self.calendar.unit, self.calendar.zone)
+        )
+
+    def as_far_as(self, run: "UnitIdentity") -> "UnitIdentity":
+        """Return the unit with the part of its list that a run's unit has.
+
+        The list of a run's calendar says nothing of other times, so the two are compared where both
+        say something.
+        """
+        mine, theirs = self.calendar, run.calendar
+        if (
+            mine is None
+            or theirs is None
+            or not mine.begin <= theirs.begin < theirs.end <= mine.end
+        ):
+            return self
+        return msgspec.structs.replace(self, calendar=mine.between(theirs.begin, theirs.end))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -138,8 +188,9 @@ def identity_of(plan: "Plan", name: str | None = None) -> UnitIdentity:
     timeline, called = plan.timeline, name or plan.unit.column
     if timeline.period is None:
         return UnitIdentity(called, plan.unit.type)
-    phase = timeline.start % timeline.period
-    return UnitIdentity(called, plan.unit.type, plan.event_time, timeline.period, phase)
+    calendar, (start, period) = timeline.period_calendar, timeline.first_period
+    unit = called, plan.unit.type, plan.event_time
+    return UnitIdentity(*unit, period, start % period, calendar)
 
 
 def together(plan: "Plan") -> int | None:
@@ -155,8 +206,9 @@ def span_of(plan: "Plan") -> tuple[int, int | None] | None:
     """Return the range of event times of all records that can change an output of a plan's run.
 
     Returns:
-        The first microsecond, and the one behind the last (``None``: without an end).  ``None``
-        for a run without a period, which counts in all periods of an account.
+        The first microsecond, and the one behind the last (``None``: without an end); of periods
+        of the calendar numbers of its units.  ``None`` for a run without a period, which counts in
+        all periods of an account.
 
     A record outside of the range becomes a dead letter because of its own times, before a counter,
     a bound or the memory of ``record_id`` reads it (mechanism.md rule 0).  Late records and the
@@ -165,8 +217,8 @@ def span_of(plan: "Plan") -> tuple[int, int | None] | None:
     timeline = plan.timeline
     if timeline.period is None:
         return None
-    periods = timeline.periods
-    return timeline.start, None if periods is None else timeline.start + periods * timeline.period
+    periods, (start, period) = timeline.periods, timeline.first_period
+    return start, None if periods is None else start + periods * period
 
 
 def several_mu(mu: float, units: int, together: int | None) -> float:
@@ -232,6 +284,7 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
         PolicyError: the run protects another unit, or nothing bounds its cost.
     """
     own = UnitIdentity.read(charge.identity)
+    unit = unit.as_far_as(own)
     if (own.name, own.type) != (unit.name, unit.type):
         raise PolicyError(
             "unit.name",
@@ -255,7 +308,8 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
                 f"{_account_per(own)}",
             )
         return _cost_of_units(charge, charge.periods, charge.together)
-    if own.event_time == unit.event_time and own.phase is not None and unit.phase is not None:
+    alike = (own.event_time, own.calendar) == (unit.event_time, unit.calendar)
+    if alike and own.phase is not None and unit.phase is not None:
         shift = own.phase - unit.phase
         if not unit.period % own.period and not shift % own.period:
             units = unit.period // own.period
@@ -266,19 +320,31 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
     raise PolicyError(
         "budget.covers",
         f"has periods that neither divide the account's periods nor consist of them: "
-        f"{own.description}; the account's unit is {unit.description}",
+        f"{own.description}; the account's unit is {unit.description}{_lists_differ(own, unit)}",
         "give the job the account's period, a start that differs by whole periods, and the same "
         f"event time; or charge an account of its own: {_account_per(own)}",
     )
 
 
+def _lists_differ(own: UnitIdentity, unit: UnitIdentity) -> str:
+    """Say so where one calendar has two lists."""
+    if own.calendar is None or unit.calendar is None or own.calendar == unit.calendar:
+        return ""
+    if (own.calendar.unit, own.calendar.zone) != (unit.calendar.unit, unit.calendar.zone):
+        return ""
+    return (
+        "; the account lists the offsets of the zone as they were known when it was made, and the "
+        "time zones of this machine are others (PYTHONTZPATH names older ones)"
+    )
+
+
 def _account_per(unit: UnitIdentity) -> str:
     """Return the command that makes an account whose unit has a period."""
-    start = "" if not unit.phase else f" --start {second_text(unit.phase)}"
+    start = "" if not unit.phase else f" --start {unit.first_period}"
     kind = "" if unit.type == "string" else f" --type {unit.type}"
     return (
         f"`dpstream account create NEW.db --data-set NAME --unit {unit.name}{kind} "
-        f'--covers "{duration(unit.period or 0)}" --time {unit.event_time}{start} '
+        f'--covers "{unit.covers}" --time {unit.event_time}{start} '
         "--epsilon E --delta D`"
     )
 

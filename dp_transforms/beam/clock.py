@@ -163,7 +163,7 @@ class _PublicClock(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider): 
         """Announce what has been reached, then wait for the next trigger time."""
         timeline, left = self._timeline, tracker.current_restriction()
         now = int(self._now() * 1_000_000)
-        through = min((now - timeline.start) // timeline.trigger_every, left.stop - 1)
+        through = min(timeline.passed(now), left.stop - 1)
         if self._pace is not None and through >= left.start:
             through = min(through, _allowed(self._pace, left.start))
         if through >= left.start:

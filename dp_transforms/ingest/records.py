@@ -164,8 +164,7 @@ class Canonicaliser:
         event = np.where(inside, event, timeline.start)
         stamp = np.where(inside, stamp, timeline.start)
         # Late for the last window it belongs to is late for all; a closed period likewise.
-        last = (event - timeline.start) // timeline.slide
-        final_trigger_time = last * (timeline.slide // timeline.trigger_every) + timeline.triggers
+        final_trigger_time = timeline.last_window_of(event) * timeline.stride + timeline.triggers
         came = stamp
         if len(self._joined):
             after = np.searchsorted(self._joined, partition, side="right")

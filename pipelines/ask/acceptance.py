@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, PolicyError
-from dpstream.accounting.figures import duration
 from dpstream.accounting.periods import Room, person_spent
 from dpstream.accounting.plan.unit import UnitIdentity, cost_to
 from dpstream.accounting.strength import limit_weaknesses
@@ -231,7 +230,7 @@ def _account(
         "charges": len(history.charges),
         "limit": {"epsilon": epsilon, "delta": delta},
         **_spending(history, more),
-        "period": unit.period and duration(unit.period),
+        "period": unit.covers,
         "person": person_spent(unit, [*history.charges, *more], delta),
     }
     return account, limit_weaknesses((epsilon, delta))

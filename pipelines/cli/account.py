@@ -188,6 +188,11 @@ def _unit_of(
         return UnitIdentity(name, type_)
     if time is None:
         raise UsageError("--time", "is required by --covers", "name the column of the event times")
+    length, _, zone = covers.partition(" in ")
+    if zone:
+        from dpstream.pipelines.jobs.time_axis import period_of
+
+        return UnitIdentity(name, type_, time, *period_of("--covers", length, zone, start))
     period = duration_micros("--covers", covers)
     if not period:
         raise UsageError("--covers", "must be a positive length", "write e.g. --covers 7d")

@@ -82,7 +82,7 @@ class Backpressure:
         timeline = self._run.plan.timeline
         if timeline.end is not None:
             watermark = min(watermark, timeline.instant_of(timeline.last_trigger_time))
-        trigger_time = 1 + max(0, watermark - timeline.start) // timeline.trigger_every
+        trigger_time = 1 + max(0, timeline.passed(watermark))
         self._first = trigger_time if self._first is None else self._first
         passed = 0 if rows is None else trigger_time - self._first
         allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))

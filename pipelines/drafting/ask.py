@@ -10,8 +10,9 @@ What is found here is written into the project file, so it must not come from pr
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
 
 import click
 import msgspec
@@ -27,14 +28,15 @@ from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
+from dpstream.pipelines.drafting.windows import suited, windows
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.dialect import read_as
 from dpstream.pipelines.formats.parquet import refuse_large
 from dpstream.pipelines.formats.rows import Rows
 from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, BrokenFileError, read_text
-from dpstream.pipelines.project.dialect import Reading, check_csv
+from dpstream.pipelines.project.dialect import Reading, check_csv, check_zone
 from dpstream.pipelines.project.sections import CsvSection, TimeColumn
-from dpstream.pipelines.project.text import instant, suited, windows
+from dpstream.pipelines.project.text import instant
 from dpstream.state.disk_errors import file_error
 
 
@@ -226,6 +228,8 @@ def answers(given: Given, person: Person) -> Answers:
     Raises:
         UsageError: something is missing or wrong.
     """
+    if given.zone is not None:
+        check_zone("--zone", given.zone)
     file = data_file(given.file, _csv(given.csv))
     if given.public_sample:
         file = with_names(file)
@@ -244,7 +248,7 @@ def answers(given: Given, person: Person) -> Answers:
         given.window,
         "Window (hour, day, week, month, quarter, year, or like 12h)",
         suited(start, end),
-        lambda text: (windows(start, end, text), text)[1],
+        lambda text: (windows(start, end, text, given.zone), text)[1],
     )
     epsilon = person.answer(
         "--epsilon",
@@ -259,7 +263,7 @@ def answers(given: Given, person: Person) -> Answers:
         key=key,
         time=time,
         values=values,
-        windows=windows(start, end, word),
+        windows=windows(start, end, word, given.zone),
         every=given.every,
         epsilon=epsilon,
         delta=given.delta,
@@ -407,22 +411,27 @@ def _stretch(
     begin = after = None
     if given.public_sample:
         moments = stretch(file, (unit.column, unit.type), time)
-        begin, after = (f"{moment:%Y-%m-%d}" for moment in moments)
+        zone = None if given.zone is None else ZoneInfo(given.zone)
+        begin, after = (f"{moment.astimezone(zone or UTC):%Y-%m-%d}" for moment in moments)
     start = person.answer(
         "--start",
         given.start,
         "First day of the data, such as 2024-01-01",
         begin,
-        lambda text: instant("--start", text),
+        lambda text: instant("--start", text, given.zone),
     )
     end = person.answer(
-        "--end", given.end, "The day after the last one", after, lambda text: _later(start, text)
+        "--end",
+        given.end,
+        "The day after the last one",
+        after,
+        lambda text: _later(start, text, given.zone),
     )
     return start, end
 
 
-def _later(start: datetime, text: str) -> datetime:
-    end = instant("--end", text)
+def _later(start: datetime, text: str, zone: str | None) -> datetime:
+    end = instant("--end", text, zone)
     windows(start, end, "day")
     return end
 

@@ -17,10 +17,10 @@ from dpstream.accounting.places import file_kind
 from dpstream.accounting.plan.plan import declared
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
+from dpstream.pipelines.drafting.windows import WORDS, Windows
 from dpstream.pipelines.jobs.job import Job, job_in
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.sections import CsvSection, Section, TimeColumn
-from dpstream.pipelines.project.text import Windows
 from dpstream.pipelines.tables.catalog import MAX_COLUMNS, UNIT_TYPES, usable_names
 
 #: Stands for an id while a text is checked.
@@ -246,13 +246,15 @@ def _job(answers: Answers, target: Target) -> str:
     windows, name = answers.windows, target.job
     guarantee = f"epsilon = {answers.epsilon!r}, delta = {answers.delta!r}"
     covered = _COVERED[answers.period is None]
+    zone = windows.calendar
+    calendar = "" if zone is None else f"\ncalendar = {_quoted(zone)}  # of all lengths"
     return f"""\
 [job.{name}]
 table = "{target.table}"
 key = [{", ".join(map(_column, answers.key))}]  # what is grouped by; keys need not be known
 {_aggregates(answers)}
 start = {_quoted(windows.start)}  # records before it, or from the end on, do not count
-end = {_quoted(windows.end)}
+end = {_quoted(windows.end)}{calendar}
 window = {_quoted(windows.length)}  # what is counted together
 release_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}
 # The guarantee for one unit {covered}.
@@ -287,7 +289,11 @@ def release_folder(job: str) -> str:
 
 
 #: A trigger interval that divides a window of this length.
-_PARTS = {"1h": "15m", "1d": "6h", "7d": "1d", "28d": "7d", "91d": "7d", "364d": "28d"}
+_PARTS = {"1h": "15m", "1d": "6h", "7d": "1d"} | {
+    "1 week": "1 day",
+    "1 quarter": "1 month",
+    "1 year": "1 month",
+}
 
 
 def _growing(answers: Answers) -> str:
@@ -403,7 +409,7 @@ def with_covers(answers: Answers, target: Target, covers: str) -> Answers:
         UsageError: it is none of them, or a length that the job does not accept.
     """
     word = covers.strip().lower()
-    if word not in (WINDOW, LIFETIME) and not word[:1].isdigit():
+    if word not in (WINDOW, LIFETIME, *WORDS) and not word[:1].isdigit():
         raise UsageError(
             "--covers",
             f"'{covers}' is neither a length nor what a budget can cover",

@@ -402,10 +402,9 @@ def new_account(folder: Path, data_set: str, job: Job, limit: Limit) -> tuple[st
     Raises:
         DpstreamError: it cannot be made.
     """
-    name = free_account(folder, data_set)
-    return name, create_account(
-        folder / name, data_set, identity_of(job.plan), limit, spend_of(job, allocate(job.plan), "")
-    )
+    name, unit = free_account(folder, data_set), identity_of(job.plan).of_all_times
+    first = spend_of(job, allocate(job.plan), "")
+    return name, create_account(folder / name, data_set, unit, limit, first)
 
 
 def free_account(folder: Path, data_set: str) -> str:

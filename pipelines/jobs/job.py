@@ -9,7 +9,7 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -20,10 +20,10 @@ from dpstream.accounting.fields import Aggregate, Field
 from dpstream.accounting.places import below, files_at, refuse_both
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.plan.privacy import Optimise, Privacy
-from dpstream.accounting.plan.timeline import Timeline
 from dpstream.accounting.weights import SelectionWeights, usual_weights
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.committed import check_tuning
+from dpstream.pipelines.jobs.time_axis import remembered, timeline_of
 from dpstream.pipelines.project.dialect import NUMBERS, PLAIN, Reading, reading_of
 from dpstream.pipelines.project.job_section import (
     SERVICE_SINKS,
@@ -46,7 +46,7 @@ from dpstream.pipelines.project.source import (
     source_path,
     written_source_name,
 )
-from dpstream.pipelines.project.text import duration_micros, instant_micros
+from dpstream.pipelines.project.text import duration_micros
 from dpstream.state import open as stores
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.ledger.open import AccountPlace
@@ -293,11 +293,11 @@ def _plan(
             Aggregate(column, **msgspec.structs.asdict(part))
             for column, part in job.aggregate.items()
         ),
-        timeline=_timeline(job, source),
+        timeline=timeline_of(job, source),
         privacy=_privacy(job, domain or listed, workload),
         stamp=source.stamp_column,
         record_id=_record_id(table.record_id, source),
-        remember=_remember(job.remember_keys),
+        remember=remembered(job),
         public_keys=_UNREAD if domain or listed else None,
     )
     return (plan.once() if domain else plan).check()
@@ -413,40 +413,6 @@ def _record_id(given: str | RecordIdColumn | None, source: Source) -> Field | No
     if isinstance(given, str):
         return Field(given)
     return given.field("table.record_id", "string", "int", "bytes")
-
-
-def _remember(text: str | None) -> Literal["run", "never"] | int | None:
-    if text is None:
-        return None
-    named: dict[str, Literal["run", "never"]] = {"run": "run", "never": "never"}
-    try:
-        return named.get(text) or duration_micros("remember_keys", text)
-    except UsageError as error:
-        fix = "write 'run', 'never', or a duration such as '30d'"
-        raise UsageError("remember_keys", error.rule, fix) from None
-
-
-def _timeline(time: JobSection, source: Source) -> Timeline:
-    """Return the time axis in microseconds; a bounded source needs its end."""
-    if time.end is None and not source.unbounded:
-        raise UsageError(
-            "end",
-            f"is required, because table.format '{source.kind}' is bounded",
-            "add the end of the last window, for example end = '2014-01-07T00:00:00Z'",
-        )
-    window = duration_micros("window", time.window)
-    covers = {"lifetime": None, "window": time.window}
-    period = covers.get(time.budget.covers, time.budget.covers)
-    return Timeline(
-        start=instant_micros("start", time.start),
-        end=None if time.end is None else instant_micros("end", time.end),
-        window=window,
-        slide=window if time.slide is None else duration_micros("slide", time.slide),
-        trigger_every=duration_micros("release_every", time.release_every),
-        allowed_lateness=duration_micros("allowed_lateness", time.allowed_lateness),
-        max_skew=duration_micros("max_skew", time.max_skew),
-        period=None if period is None else duration_micros("budget.covers", period),
-    )
 
 
 def _privacy(job: JobSection, public: bool, workload: bool) -> Privacy:

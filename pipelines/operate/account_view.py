@@ -12,7 +12,7 @@ import msgspec
 
 from dpstream.accounting.composition import epsilon_spent, total_of
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.figures import duration, second_text
+from dpstream.accounting.figures import second_text
 from dpstream.accounting.periods import Piece, person_spent
 from dpstream.accounting.plan.unit import cost_to
 from dpstream.accounting.strength import limit_weaknesses
@@ -169,7 +169,7 @@ def _fields_of(account: History) -> dict[str, Any]:
         "spent": {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta},
         "limit": None if account.limit is None else _pair(account.limit),
         "used": used,
-        "period": own.unit.period and duration(own.unit.period),
+        "period": own.unit.covers,
         "person": person_spent(own.unit, charges, delta),
         "filters": {} if account.limit is None else filters.shares(total),
         "left": None if account.limit is None else filters.left(total),

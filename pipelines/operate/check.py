@@ -190,7 +190,7 @@ class _LargestKey:
             return
         timeline = self._plan.timeline
         trigger = event_trigger_times(self._plan, records)
-        stride = timeline.slide // timeline.trigger_every
+        stride = timeline.stride
         columns = {name: records.column(name) for name in (*self._keys, "unit")}
         for back in range(timeline.windows_per_record):
             window = (trigger - 1) // stride - back

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dpstream.accounting.budget.calibration import begun, calibrated
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, UsageError
@@ -250,10 +249,7 @@ def _droppable(job: Job, instant: int) -> int:
     """Return the first window that is not complete or ends after the instant."""
     store, timeline = open_job_store(job), job.plan.timeline
     complete = reached(store, timeline).complete
-    ended = (
-        instant - timeline.start - timeline.window - timeline.allowed_lateness
-    ) // timeline.slide + 1
-    return max(store.retained_windows.dropped, min(complete, ended))
+    return max(store.retained_windows.dropped, min(complete, timeline.ended(instant)))
 
 
 def _require_published(job: Job, before: int, progress: Progress | None) -> None:
@@ -409,7 +405,7 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
     """
     timeline, shards = job.plan.timeline, range(store.identity.shards)
     trigger_times = [
-        int(timeline.trigger_time_of(np.array([instant]))[0]),
+        timeline.passed(instant) + 1,
         store.retained_windows.abandoned,
     ]
     trigger_times += [store.unit_progress(shard).reach for shard in shards]

@@ -151,18 +151,23 @@ def encoding_of(name: str) -> str | None:
     return usual if usual in ENCODINGS else None
 
 
+def check_zone(field: str, zone: str) -> None:
+    """Refuse a zone that the tz database of this machine lacks."""
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise UsageError(
+            field,
+            "is no zone of the tz database here",
+            'write e.g. "Europe/Berlin"; without a database of zones: pip install tzdata',
+        ) from None
+
+
 def _check_time(where: str, time: TimeColumn) -> None:
     if time.unit is not None and (time.format or time.zone):
         raise UsageError(f"{where}.unit", "counts from 1970 in UTC", "omit format and zone")
     if time.zone is not None:
-        try:
-            zoneinfo.ZoneInfo(time.zone)
-        except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-            raise UsageError(
-                f"{where}.zone",
-                "is no zone of the tz database here",
-                'write e.g. "Europe/Berlin"; without a database of zones: pip install tzdata',
-            ) from None
+        check_zone(f"{where}.zone", time.zone)
     if time.format is None:
         return
     names = re.findall("%(.?)", time.format)

@@ -148,6 +148,7 @@ class JobSection(Section, frozen=True):
         key: columns to group by, each a name, or a name with its type.
         aggregate: published columns by name, in their order.
         start, end, window, slide, release_every, allowed_lateness, max_skew: the public clock.
+        calendar: the time zone whose days, weeks and months all lengths are.
         budget: the guarantee.
         contributions: the most records of a unit that count in what the budget covers.
         per_key_bound: the most of them that count on one key.
@@ -172,6 +173,7 @@ class JobSection(Section, frozen=True):
     sink: SinkSection
     query: str | None = None
     end: str | None = None
+    calendar: str | None = None
     slide: str | None = None
     allowed_lateness: str = "0s"
     max_skew: str = "0s"

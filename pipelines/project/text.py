@@ -12,16 +12,17 @@ Mondays.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError, closest
 from dpstream.accounting.fields import outside
-from dpstream.accounting.figures import EPOCH, moment_of, time_text
+from dpstream.accounting.figures import EPOCH, moment_of
 from dpstream.state.disk_errors import unreadable
 
 # What is said to a field of a project file that has another shape, or is missing.
@@ -109,11 +110,8 @@ _INSTANT = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})"
     r"(?:\.([0-9]{1,18}))?(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
 )
-#: Lengths of the calendar, which windows do not have: each window is as long as every other.
-_CALENDAR = re.compile(
-    r"\s*(?:[0-9]+\s*|P[0-9]*)?(mon?|months?|q|quarters?|y|yr|years?|M|Q|Y)\s*", re.IGNORECASE
-)
-_WEEKS = {"m": ("months", "28d"), "q": ("quarters", "91d"), "y": ("years", "364d")}
+#: Lengths of the calendar, which need one.
+_CALENDAR = re.compile(r"\s*(?:[0-9]+\s*|P[0-9]*)?(mon?|months?|q|quarters?|y|yr|years?|M|Q|Y)\s*")
 _MAX_MICROS = 1 << 62
 
 #: Characters of an unknown name that an error shows.
@@ -144,13 +142,11 @@ def duration_micros(field: str, text: str) -> int:
     if words is not None:
         text = f"{words[1] or 1}{_WORDS[words[2]]}"
     match = _DURATION.fullmatch(text.strip())
-    calendar = None if match else _CALENDAR.fullmatch(text)
-    if calendar is not None:
-        what, weeks = _WEEKS[calendar[1][0].lower()]
+    if match is None and _CALENDAR.fullmatch(text):
         raise UsageError(
             field,
-            f"is of the calendar, and {what} differ in length; every window is as long as another",
-            f"write '{weeks}', whole weeks",
+            "is of the calendar, and months and years differ in length",
+            'add calendar = "UTC", or a zone such as "Europe/Berlin", or write whole weeks: \'4w\'',
         )
     if match is None:
         raise UsageError(
@@ -360,39 +356,11 @@ def _short(name: str) -> str:
     return printable if len(name) <= _PRINTED_CHARACTERS else f"{printable}..."
 
 
-_DAY = timedelta(days=1)
+def instant(field: str, text: str, zone: str | None = None) -> datetime:
+    """Parse a day (``2024-01-01``) or an RFC 3339 time.
 
-#: Days of a window, by what is asked for; months, quarters and years in whole weeks.
-WORDS = {"hour": 0, "day": 1, "week": 7, "month": 28, "quarter": 91, "year": 364}
-#: Months of what is exact where it is the whole stretch.
-_MONTHS = {"month": 1, "quarter": 3, "year": 12}
-#: The first word whose stretch is not longer than so many days.
-_SUITS = ((3, "hour"), (31, "day"), (190, "week"), (1_100, "month"))
-
-
-class Windows(NamedTuple):
-    """The windows of a job.
-
-    Attributes:
-        start, end: RFC 3339 times.
-        length: length of a window, as a job writes it.
-        note: a remark for the user, or empty.
-    """
-
-    start: str
-    end: str
-    length: str
-    note: str = ""
-
-    @property
-    def number(self) -> int:
-        """The number of windows."""
-        start, end = (instant_micros("time", text) for text in (self.start, self.end))
-        return -(-(end - start) // duration_micros("window", self.length))
-
-
-def instant(field: str, text: str) -> datetime:
-    """Parse a day (``2024-01-01``) or an RFC 3339 time; a time without zone is UTC.
+    Args:
+        zone: of a time without an offset; ``None``: UTC.
 
     Raises:
         UsageError: the text is neither.
@@ -400,72 +368,13 @@ def instant(field: str, text: str) -> datetime:
     text = text.strip()
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
         text += "T00:00:00"
-    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]+", text):
-        text += "Z"
+    local = re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]+", text)
     try:
-        return moment_of(instant_micros(field, text))
+        moment = moment_of(instant_micros(field, text + "Z" if local else text))
+        if local and zone is not None:
+            moment = moment.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
+        return moment
     except (UsageError, OverflowError):
         raise UsageError(
             field, "is neither a day nor an RFC 3339 time", "write it like 2024-01-31"
         ) from None
-
-
-def suited(start: datetime, end: datetime) -> str:
-    """Return the word for windows that are neither too short for a range nor too few."""
-    days = (end - start) / _DAY
-    return next((word for most, word in _SUITS if days <= most), "year")
-
-
-def windows(start: datetime, end: datetime, text: str) -> Windows:
-    """Return the windows of a range.
-
-    Args:
-        start, end: of the range, UTC.
-        text: a word of ``WORDS``, or a length such as ``6h``.
-
-    Raises:
-        UsageError: the range is empty, or the text is not a length.
-    """
-    if end <= start:
-        raise UsageError("--end", "must lie after --start", "give the day after the last one")
-    word = text.strip().lower().removesuffix("s")
-    if word in _MONTHS:
-        return _calendar(start, end, word)
-    if word == "week":
-        monday = start.replace(hour=0, minute=0, second=0, microsecond=0)
-        monday -= timedelta(days=start.weekday())
-        note = "Weeks begin on Monday, so the first window begins before --start."
-        return _windows_of(monday, end, timedelta(days=7), "7d", note if monday != start else "")
-    length = {"hour": "1h", "day": "1d"}.get(word, text.strip())
-    micros = duration_micros("--window", length)
-    if not micros:
-        raise UsageError("--window", "must be longer than nothing", "write day, week or 12h")
-    try:
-        size = timedelta(microseconds=micros)
-    except OverflowError:
-        raise UsageError("--window", "is too long", "write day, week or 12h") from None
-    return _windows_of(start, end, size, length)
-
-
-def _calendar(start: datetime, end: datetime, word: str) -> Windows:
-    """Return one window if the range is one month, quarter or year; else windows of whole weeks."""
-    months = start.year * 12 + start.month - 1 + _MONTHS[word]
-    if start.day == 1 and months // 12 < datetime.max.year:
-        after = start.replace(year=months // 12, month=months % 12 + 1)
-        if after == end and start.time() == datetime.min.time():
-            return Windows(time_text(start), time_text(end), f"{(end - start).days}d")
-    days = WORDS[word]
-    note = (
-        f"Windows have one length, and a {word} of the calendar has not: {days // 7} weeks stand"
-        f" for it. For one exact {word} give its own --start and --end."
-    )
-    return _windows_of(start, end, timedelta(days=days), f"{days}d", note)
-
-
-def _windows_of(
-    start: datetime, end: datetime, size: timedelta, length: str, note: str = ""
-) -> Windows:
-    """Return windows of one size; the last one may end before it is full."""
-    if (end - start) % size:
-        note = f"{note} --end cuts the last window short.".strip()
-    return Windows(time_text(start), time_text(end), length, note)

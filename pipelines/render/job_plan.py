@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.figures import duration, exact, guarantee_pair, human, up
+from dpstream.accounting.figures import exact, guarantee_pair, human, up
 from dpstream.accounting.guarantee import NEIGHBOURS, Promise, describe, promises
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import Tuned
@@ -65,6 +65,8 @@ def details_text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     """
     figures = describe(plan, budget, tuned)
     timeline = plan.timeline
+    words = timeline.words
+    zone = "" if timeline.calendar is None else f" of {timeline.calendar.zone}"
     for_ever = ", once for all time" if figures["unit"]["for_ever"] else ""
     lines = [
         *labelled("Guarantee", figures["guarantee"]["text"]),
@@ -77,8 +79,8 @@ def details_text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
         ),
         *labelled(
             "Windows",
-            f"{duration(timeline.window)} every {duration(timeline.slide)}, a trigger every "
-            f"{duration(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
+            f"{words(timeline.window)} every {words(timeline.slide)}{zone}, a trigger every "
+            f"{words(timeline.trigger_every)}, {timeline.triggers} triggers with the lateness",
         ),
         *labelled("Mechanism", f"strategy {budget.strategy}{_extras(plan)}"),
         *labelled("Published", figures["publishing"]),
@@ -104,8 +106,8 @@ def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
     """Return the figures of `accounting.tuning.outlook.coverage` as text, without its warnings."""
     timeline, bound = plan.timeline, plan.privacy.contributions
     what = {
-        "window": f"each window of {duration(timeline.window)} separately",
-        "period": f"each period of {duration(timeline.period or 1)}",
+        "window": f"each window of {timeline.words(timeline.window)} separately",
+        "period": f"each period of {timeline.words(timeline.period or 1)}",
         "lifetime": "the whole stream",
     }[covered["covers"]]
     windows, counted, column = covered["windows"], covered["windows_counted"], covered["column"]
@@ -171,11 +173,11 @@ def _lifetime(row: Promise) -> str:
 
 def _windows(plan: Plan) -> str:
     timeline = plan.timeline
-    slide = "" if timeline.slide == timeline.window else f" every {duration(timeline.slide)}"
+    slide = "" if timeline.slide == timeline.window else f" every {timeline.words(timeline.slide)}"
     times = -(-timeline.triggers // plan.design.refresh_every)
-    often = f"published every {duration(timeline.trigger_every * plan.design.refresh_every)}"
+    often = f"published every {timeline.words(timeline.trigger_every * plan.design.refresh_every)}"
     often = "published once each" if times == 1 else f"{often}, {times:,} times each"
-    return f"in windows of {duration(timeline.window)}{slide}, {often}"
+    return f"in windows of {timeline.words(timeline.window)}{slide}, {often}"
 
 
 def _appears(plan: Plan, appearance: dict[str, Any]) -> list[str]:

@@ -94,9 +94,21 @@ def stamp(micros: int) -> str:
         return str(micros)
 
 
+def moment_text(timeline: Timeline, micros: int) -> str:
+    """Return an instant of a timeline in UTC, or as the local day of its calendar."""
+    return instant(micros) if timeline.calendar is None else timeline.calendar.day(micros)
+
+
+def drawn(timeline: Timeline, micros: int) -> datetime:
+    """Return an instant of a timeline where it is drawn on an axis: in the calendar's zone."""
+    return moment_of(micros if timeline.calendar is None else timeline.calendar.local(micros))
+
+
 def window_name(timeline: Timeline, window: int) -> str:
-    """Return ``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``."""
+    """Return ``2013-01-01 05:00 UTC to 2013-01-08 05:00 UTC``, or the days of a calendar."""
     begin, end = timeline.window_bounds(window)
+    if timeline.calendar is not None:
+        return timeline.calendar.days(begin, end)
     return f"{instant(begin)} to {instant(end)}"
 
 
@@ -127,7 +139,7 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
             for name, value in aggregate.items()
             if name != "name" and value is not None
         ]
-    rows += [(_TIME.get(k, k), _time(k, v)) for k, v in plan["timeline"].items()]
+    rows += [(_TIME.get(k, k), _time(job.plan.timeline, k, v)) for k, v in plan["timeline"].items()]
     resolved = {"weights": in_force.design.weights, "skip": in_force.design.skips}
     privacy = plan["privacy"] | msgspec.to_builtins(resolved)
     rows += [(job_field(k), v) for k, v in privacy.items() if k != "usual_weights"]
@@ -147,7 +159,7 @@ def _remembered(plan: Plan) -> str:
     if not plan.design.remembers:
         return "not known"
     lasting = plan.remember
-    how_long = duration(lasting) if isinstance(lasting, int) else "the run"
+    how_long = plan.timeline.words(lasting) if isinstance(lasting, int) else "the run"
     return f"published from the window's start, for {how_long}"
 
 
@@ -155,10 +167,15 @@ def _field(field: dict[str, Any]) -> str:
     return f"{field['column']} ({field['type']})"
 
 
-def _time(name: str, micros: int | None) -> str | None:
-    if micros is None:
+def _time(timeline: Timeline, name: str, value: Any) -> str | None:
+    """Return a field of a timeline as text."""
+    if value is None or name == "period_unit":
         return None
-    return instant(micros) if name in ("start", "end") else duration(micros)
+    if name == "calendar":
+        return str(value["zone"])
+    if name in ("start", "end"):
+        return instant(value)
+    return duration(value) if name == "max_skew" else timeline.words(value)
 
 
 def _plain(value: Any) -> str:
@@ -237,8 +254,8 @@ def table(
         "names": names,
         "texts": [field.type == "string" for field in fields],
         "keys": list(zip(*texts, strict=True)),
-        "starts": [instant(low) for low, _ in bounds],
-        "ends": [instant(high) for _, high in bounds],
+        "starts": [moment_text(timeline, low) for low, _ in bounds],
+        "ends": [moment_text(timeline, high) for _, high in bounds],
         "complete": (~np.isin(numbers, unfinished)).tolist(),
         "from": [stamp(low) for low, _ in bounds],
         "to": [stamp(high) for _, high in bounds],

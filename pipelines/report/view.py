@@ -15,7 +15,7 @@ from matplotlib import dates
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import duration, human, human_up, moment_of
+from dpstream.accounting.figures import human, human_up
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
@@ -35,8 +35,9 @@ from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
 from dpstream.pipelines.report.report import TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     Column,
-    instant,
+    drawn,
     key_label,
+    moment_text,
     settings,
     table,
     title_of,
@@ -261,8 +262,8 @@ def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
         "figures": figures,
         "plan": plan,
         "warnings": [w for w in figures["warnings"] if w != NOT_SOUND],  # it has a banner
-        "windows_in_words": f"{duration(timeline.window)} every {duration(timeline.slide)}",
-        "trigger_in_words": duration(timeline.trigger_every),
+        "windows_in_words": " every ".join(map(timeline.words, (timeline.window, timeline.slide))),
+        "trigger_in_words": timeline.words(timeline.trigger_every),
         "periods": first_and_last(figures["periods"]),
     }
 
@@ -359,14 +360,14 @@ def _trend(
     sds[at] = floats(mine[f"{aggregate.name}_sd"])
     windows, values, sds = windows[complete], values[complete], sds[complete]
     drawn_windows = evenly(len(windows), DRAWN_WINDOWS)
-    bounds = [report.job.plan.timeline.window_bounds(int(w)) for w in windows[drawn_windows]]
-    when = [moment_of(low) for low, _ in bounds]
-    names = [f"{instant(low)} to {instant(high)}" for low, high in bounds]
+    timeline, numbers = report.job.plan.timeline, windows[drawn_windows].tolist()
+    when = [drawn(timeline, timeline.window_bounds(number)[0]) for number in numbers]
+    names = [window_name(timeline, number) for number in numbers]
     words = f"Final {aggregate.name} of key {label} by window"
     finite = np.flatnonzero(np.isfinite(values))
     if unbroken(values) and len(finite) < len(windows):
-        since, _ = report.job.plan.timeline.window_bounds(int(windows[finite[0]]))
-        words += f", in every one since {instant(since)}"
+        since, _ = timeline.window_bounds(int(windows[finite[0]]))
+        words += f", in every one since {moment_text(timeline, since)}"
     line = Series(when, values[drawn_windows], sds[drawn_windows])
     return over_time(chart, line, names, aggregate, words, joined=False)
 
@@ -380,8 +381,10 @@ def _growth(
     instants = [timeline.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
     values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
     words = f"Released {aggregate.name} of key {label} by trigger"
-    drawn = Series([moment_of(at) for at in instants], values, sds)
-    return over_time(chart, drawn, [instant(at) for at in instants], aggregate, words)
+    line = Series([drawn(timeline, each) for each in instants], values, sds)
+    return over_time(
+        chart, line, [moment_text(timeline, each) for each in instants], aggregate, words
+    )
 
 
 def over_time(

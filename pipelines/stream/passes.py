@@ -307,14 +307,14 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
         micros = time.time_ns() // 1_000
     else:
         micros = (instant(FLAG, through) - EPOCH) // timedelta(microseconds=1)
-    trigger_time = (micros - timeline.start) // timeline.trigger_every
+    trigger_time = timeline.passed(micros)
     if trigger_time < 1:
         raise UsageError(
             FLAG,
             "lies before the first trigger time, so nothing would be released",
             "give an instant at or after start and one release_every",
         )
-    return int(min(trigger_time, timeline.last_trigger_time))
+    return min(trigger_time, timeline.last_trigger_time)
 
 
 class Begun(NamedTuple):

@@ -217,7 +217,9 @@ SABOTAGED = {
     "positions go a window too early": (
         "periods", "settled_trigger_time", lambda line, k: line.base(k + 1)
     ),
-    "events do not run ahead of their stamps": ("ahead", "skew_trigger_times", lambda line: 0),
+    "events do not run ahead of their stamps": (
+        "ahead", "settled_trigger_time", lambda line, k: line.base(k)
+    ),
     "counters go before their period ends": (
         "periods", "period_trigger_time", lambda line, trigger_time: trigger_time * 0 + 1
     ),

@@ -27,7 +27,6 @@ from dpstream.state.retention import (
     period_trigger_time,
     reached,
     settled_trigger_time,
-    skew_trigger_times,
 )
 from dpstream.state.retention_store import (
     KeyPiece,
@@ -113,7 +112,7 @@ def test_the_verdict_on_an_input_is_final(store: SqliteStore) -> None:
 
 @pytest.mark.parametrize(("skew", "times"), [(0, 0), (1, 1), (10, 1), (11, 2)])
 def test_a_skew_is_rounded_up_to_trigger_times(skew: int, times: int) -> None:
-    assert skew_trigger_times(Timeline(0, 100, 50, 50, 10, max_skew=skew)) == times
+    assert Timeline(0, 100, 50, 50, 10, max_skew=skew).skew_trigger_times == times
 
 
 def test_a_period_is_asked_for_until_its_latest_record() -> None:

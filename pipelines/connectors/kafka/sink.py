@@ -190,7 +190,7 @@ def _sealed(
     timeline = job.plan.timeline
     start = table["window_start"].cast(pa.int64()).to_numpy()
     trigger = table["trigger"].to_numpy()
-    window = (start - timeline.start) // timeline.slide
+    window = timeline.last_window_of(start)
     keep = np.zeros(table.num_rows, np.bool_)
     names = table["_name"].to_pylist()
     step = window * (timeline.triggers + 1) + trigger
@@ -379,7 +379,8 @@ class KafkaSink(ReadableSink):
             if row is None:
                 raise no_release()
             begin = round(row.window_start.timestamp() * MICROS_PER_SECOND)
-            name = ((begin - self._timeline.start) // self._timeline.slide, row.trigger)
+            window = self._timeline.last_window_of(np.array([begin]))
+            name = (int(window[0]), row.trigger)
             if name not in sealed:
                 digest, rows = _digest(value), unsealed.setdefault(name, {})
                 rows[key] = digest if rows.setdefault(key, digest) == digest else b""

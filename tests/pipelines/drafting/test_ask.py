@@ -40,8 +40,8 @@ from dpstream.pipelines.drafting.draft import (
     source_path,
     with_covers,
 )
+from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.project.sections import TimeColumn
-from dpstream.pipelines.project.text import Windows
 from tests.golden.refusals import Refused
 from tests.pipelines.drafting import SECRET, begun, commits
 
@@ -111,14 +111,14 @@ def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
     assert printed.count("Error: ") == 9 and SECRET not in printed
     assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
     assert (replies.time, replies.values) == (WHEN, (("lines", 0, 5),)) and replies.epsilon == 1.0
-    assert replies.windows.length == "28d"
+    assert replies.windows.length == "1 month"
 
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_missing_flag_is_named(flag: str, tmp_path: Path, refused: Refused) -> None:
     missing = NOTHING._asdict()[flag]
     refused(answered, tmp_path, NOBODY, **FLAGS | {flag: missing})
-    assert answered(tmp_path, NOBODY, **FLAGS).windows.length == "28d"
+    assert answered(tmp_path, NOBODY, **FLAGS).windows.length == "1 month"
 
 
 def test_all_missing_flags_are_named_at_once(tmp_path: Path, refused: Refused) -> None:
@@ -148,8 +148,8 @@ def test_flags_that_will_not_do(
 def test_a_public_sample_answers_start_end_and_bounds(tmp_path: Path) -> None:
     given = FLAGS | {"start": None, "end": None, "value": ("lines",), "public_sample": True}
     replies = answered(tmp_path, NOBODY, **given)
-    assert replies.windows.start == "2023-03-05T00:00:00Z"
-    assert replies.windows.end == "2023-09-22T00:00:00Z"
+    assert replies.windows.start == "2023-03-01"
+    assert replies.windows.end == "2023-09-22"
     assert replies.values == (("lines", 0, 200),)
 
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_read_is_said_without_a_value(tmp_path: Path, refused: Re
 
 
 OUT = begun(Path("/jobs"))
-WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d")
+WEEKS = Windows("2024-01-01T00:00:00Z", "2024-02-05T00:00:00Z", "7d", 5)
 ANSWERS = Answers(
     file=DataFile("/jobs/data/a [1].csv", Path("/jobs/data/a [1].csv"), "csv", None),
     unit=Field("who", "int"), key=(Field("page"), Field("lang")), time=TimeColumn("at"), values=(),

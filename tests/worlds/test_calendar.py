@@ -1,0 +1,79 @@
+"""Jobs by the calendar, from `dpstream init` to the report, against another implementation."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from dpstream.pipelines.cli.main import cli
+
+ZONE = "Europe/Berlin"
+FIRST, LAST = (datetime(year, 1, 1, tzinfo=ZoneInfo(ZONE)) for year in (2003, 2025))
+
+
+def call(*words: str) -> Result:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def history(folder: Path) -> Path:
+    """Commits of 22 years: at all hours, and at the first and last second of each month."""
+    rng = np.random.default_rng(11)
+    drawn = rng.uniform(0, (LAST - FIRST).total_seconds(), 6_000)
+    moments = [FIRST + timedelta(seconds=float(second)) for second in drawn]
+    edges = [
+        datetime(y, m, 1, tzinfo=ZoneInfo(ZONE)) for y in range(2003, 2025) for m in range(1, 13)
+    ]
+    moments += [edge.astimezone(ZoneInfo("UTC")) - timedelta(seconds=1) for edge in edges[1:]]
+    moments += edges
+    size = len(moments)
+    table = pa.table(
+        {
+            "author": rng.permutation(size),  # each a unit of its own
+            "path": [("src", "docs", "tests")[n % 3] for n in range(size)],
+            "at": pa.array([moment.astimezone(ZoneInfo("UTC")) for moment in moments]),
+        }
+    )
+    pq.write_table(table, folder / "commits.parquet")
+    return folder / "commits.parquet"
+
+
+@pytest.mark.parametrize(
+    ("window", "covers", "number"), [("month", "window", 264), ("quarter", "1 year", 88)]
+)
+def test_years_of_months_are_published(
+    window: str, covers: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--unit", "author", "--key", "path", "--time", "at", "--window", window]
+    flags += ["--zone", ZONE, "--start", "2003-01-01", "--end", "2025-01-01", "--epsilon", "90"]
+    call("init", str(history(tmp_path)), *flags, "--covers", covers, "--contributions", "1")
+    assert f'calendar = "{ZONE}"' in Path("dpstream.toml").read_text()
+    for command in ("check", "plan", "run"):
+        call(command)
+    released = ds.dataset("releases/commits", format="parquet", exclude_invalid_files=True)
+    table = released.to_table()
+    assert len(set(table["window_start"].to_pylist())) == number
+    with duckdb.connect(config={"threads": 1}) as db:
+        db.execute(f"SET TimeZone = '{ZONE}'")
+        db.register("released", table)
+        worst = db.sql(
+            f"""SELECT max(abs(records - ifnull(n, 0))), max(records_sd), count(n)
+            FROM released LEFT JOIN (
+                SELECT path, date_trunc('{window}', "at") AS since, count(*) AS n
+                FROM 'commits.parquet' GROUP BY ALL
+            ) AS exact ON released.path = exact.path AND window_start = since"""
+        ).fetchall()[0]
+    assert table.num_rows == 3 * number and worst[0] < 6 * worst[1] < 3
+    assert worst[2] > 0.99 * table.num_rows  # a key that was released goes on in an empty month
+    assert f"{number} of {number}" in call("report").output
+    assert "2024-" in Path("commits.report.html").read_text()
+    assert f"{1 if covers == 'window' else 12} month" in call("account", "show").output
