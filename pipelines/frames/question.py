@@ -280,7 +280,8 @@ _EXAMPLES = {"unit": "user", "key": "page"}
 
 def _columns(argument: str, given: Any, most: int) -> list[str]:
     """Return names of columns: a name, or, if it may be several, a list of them or none."""
-    names = list(given) if most > 1 and isinstance(given, Iterable) else [given]
+    # Of a column no list is made: its values are private.
+    names = list(given) if most > 1 and isinstance(given, Sequence) else [given]
     names = [given] if isinstance(given, str) else [] if given is None and most > 1 else names
     texts = all(isinstance(name, str) for name in names)
     if not texts or not len(set(names)) == len(names) <= most or (argument == "key" and not names):

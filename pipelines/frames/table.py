@@ -43,7 +43,8 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
         stream = None  # a connection of DuckDB has one stream at a time
         raise
     columns = _of_frame(data, names, wanted) if stream is None else _read(stream, wanted, "data")
-    stored = dict(zip(names, getattr(data, "dtypes", ()), strict=False))
+    typed = zip(data.columns, data.dtypes, strict=True) if hasattr(data, "dtypes") else ()
+    stored = {str(name): kind for name, kind in typed}
     for name, argument in wanted.items():
         kind, of_library = columns[name].type, _stored(stored.get(name))
         # Polars gives the addresses of objects that it does not know.
@@ -147,18 +148,26 @@ def _of_frame(data: Any, names: list[str], wanted: Mapping[str, str]) -> dict[st
         raise
 
 
-def _opened(data: Any, names: Sequence[str]) -> pa.RecordBatchReader:
-    """Return the stream of a table that is not pandas'; of an Arrow data set, of some columns."""
+def _opened(data: Any, names: list[str]) -> pa.RecordBatchReader:
+    """Return the stream of a table that is not pandas': where it can, of some columns alone."""
+    if not _of_files(data) and not hasattr(data, "__arrow_c_stream__"):
+        _refuse(data)
     try:
-        if hasattr(data, "scanner"):
-            there = [name for name in names if name in data.schema.names]
-            return data.scanner(columns=there).to_reader()
+        data = data.scanner(columns=names).to_reader() if _of_files(data) else data[names]
+    except Exception:  # it lacks one of them, or gives none by name
+        data = data.scanner().to_reader() if _of_files(data) else data
+    try:
         return pa.RecordBatchReader.from_stream(data)
     except Exception as error:  # a Series has a stream, too, but of no columns
-        is_table = not isinstance(error, pa.ArrowInvalid | TypeError)
+        is_table = hasattr(data, "columns") or not isinstance(error, pa.ArrowInvalid)
     if is_table:
         raise _unknown("data")
     _refuse(data)
+
+
+def _of_files(data: Any) -> bool:
+    """Return whether it is an Arrow data set, which has no stream but scanners."""
+    return hasattr(data, "scanner")
 
 
 def _read(

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import aggregated, bounded
@@ -269,6 +270,10 @@ def test_other_columns_are_not_looked_at() -> None:
     data = as_pandas(visits(100)).assign(what=[object()] * 100)
     data.index = pd.Index([object() for _ in range(100)])
     assert len(columns_of(data, {"key": ["page"]})["page"]) == 100
+    of_polars = as_polars(visits(100)).with_columns(what=pl.lit(1, pl.Int128))  # unknown to Arrow
+    assert len(columns_of(of_polars, {"key": ["page"]})["page"]) == 100
+    with pytest.raises(UsageError):
+        columns_of(of_polars, {"key": ["what"]})
 
 
 def test_batches_readers_and_streams_are_tables() -> None:

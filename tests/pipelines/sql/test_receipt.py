@@ -180,6 +180,26 @@ def test_tables_are_aligned_and_control_characters_are_not_printed() -> None:
     assert first["intervals"] == {"n": {"sd": 1.0, "noise_low": 1_200.0, "noise_high": 1_268.0}}
 
 
+@pytest.mark.parametrize("bounds", [", contribution_bounds_per_row => (0, 300)", ""])
+def test_a_mean_that_is_mostly_noise_is_marked_and_counted(tmp_path: Path, bounds: str) -> None:
+    """By the width of its bounds, given or chosen, under whatever label."""
+    project = data_set(tmp_path)
+    options = "epsilon = 5, delta = 1e-9, max_groups_contributed = 3"
+    query = dp(f"page, AVG(seconds{bounds}) AS m, COUNT(DISTINCT uid) AS u", options=options)
+    answer = answer_to(tmp_path, query)
+    low, high = answer.header.bounds.get("m", (0, 300))
+    sds = answer.intervals["m"]["sd"].to_pylist()
+    noisy = [sd is not None and sd > (high - low) / 3 for sd in sds]
+    rows = answer_text(answer).splitlines()[2:]
+    assert [" ?" in row for row in rows] == noisy and answer.weak == {"m": noisy}
+    printed = call("sql", "--project", str(project), query).output
+    assert (f"{sum(noisy)} of {len(noisy)} values of m are mostly noise" in printed) is any(noisy)
+    marked = presented(
+        Answer("", encoded(HEADER, ROWS), "digest", True), HEADER, ROWS, (), False, {"m": 1.0}
+    )
+    assert [" ?" in row for row in answer_text(marked).splitlines()[2:]] == [True, True]
+
+
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     """EXP of a released count, say."""
     inf, nan = float("inf"), float("nan")
