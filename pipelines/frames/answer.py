@@ -38,7 +38,7 @@ from dpstream.pipelines.render.answer import (
     rows_text,
     weak_lines,
 )
-from dpstream.pipelines.render.layout import value_text
+from dpstream.pipelines.render.layout import count, value_text
 from dpstream.pipelines.sql.receipt import (
     Header,
     SqlAnswer,
@@ -145,7 +145,7 @@ class PrivateTable:
 
     def _printed(self) -> tuple[list[str], pa.Table, list[str]]:
         more = len(self) - _PRINTED_ROWS
-        below = [f"... {more:,} more rows"] if more > 0 else []
+        below = [f"... {count(more, 'more row')}"] if more > 0 else []
         above = [*self.guarantee.splitlines(), *weak_lines(self._answer.weak)]
         return above, self.table.slice(0, _PRINTED_ROWS), below
 

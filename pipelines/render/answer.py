@@ -1,6 +1,7 @@
 """Answers as text: rows with the intervals of their noise, what bounds cut, and what was paid."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from html import escape
@@ -181,13 +182,16 @@ def cut_lines(
         intervals: whether the answer has intervals.
     """
     lines = [INTERVALS] * intervals
-    lines += [_cut(name, cut, unit, group) for name, cut in cuts.items()]
+    several = Counter(cut.of for cut in cuts.values() if cut.of in ("rows", "bounds"))
+    for name, cut in cuts.items():
+        figure = f" for {name.removeprefix('rows of ')}" * (several[cut.of] > 1)
+        lines.append(_cut(name, cut, unit, group, figure))
     if not_estimated:
         lines.append(f"Not estimated: what the given bounds cut ({', '.join(not_estimated)}).")
     return lines
 
 
-def _cut(name: str, cut: Cut, unit: str, group: str) -> str:
+def _cut(name: str, cut: Cut, unit: str, group: str, figure: str) -> str:
     within = f"(to within {_share(cut.within)} of them, at 95%)"
     if cut.of in ("values", "squares"):
         head = f"Bounds of {name}, chosen privately: {human(cut.low)} to {human(cut.high)}"
@@ -198,14 +202,14 @@ def _cut(name: str, cut: Cut, unit: str, group: str) -> str:
         return f"{head}; {beyond}{amount}."
     if cut.of == "bounds":
         each, times = f" in a {group}" * bool(group), f"{human(cut.high)} times " * (cut.high != 1)
-        head = f"The sum of one {unit}{each} counts up to {times}the given bounds"
+        head = f"The sum of one {unit}{each} counts up to {times}the given bounds{figure}"
         subject = f"sums in one random {group} of each {unit}" if group else f"sums of one {unit}"
         beyond = f"about {_share(cut.above)} of {subject} are larger {within}"
         return f"{head}, chosen privately; {beyond}{_amount(cut, 'their size')}."
     rows = f"of one {unit}" + f" in a {group}" * bool(group and cut.of == "rows")
     many = "s" * (cut.high != 1)
     what = f"{group if cut.of == 'groups' else 'row'}{many} {rows}"
-    head = f"At most {human(cut.high)} {what} count{'' if many else 's'}, chosen privately"
+    head = f"At most {human(cut.high)} {what} count{'' if many else 's'}{figure}, chosen privately"
     subject = f"pairs of {unit} and {group}" if cut.of == "groups" else "rows"
     if cut.of == "rows" and group:  # what the histogram holds: units of many groups weigh no more
         subject = f"rows in one random {group} of each {unit}"

@@ -362,6 +362,8 @@ def test_no_bounds_can_be_chosen_for_one_figure_alone() -> None:
     answer = dpstream.aggregate(TABLE.slice(0, 9), **few)
     assert answer.table["mean_user"].null_count == 2 and answer.header.nulls == ("mean_user",)
     assert "mean_user is missing" in answer.guarantee
+    many = dpstream.aggregate(TABLE, unit="user", epsilon=60.0, count=True, quantiles="seconds")
+    assert "rows of one user count for count," in many.guarantee
 
 
 def test_means_that_are_mostly_noise_are_marked_and_counted() -> None:
