@@ -19,8 +19,10 @@ from dpstream.accounting.errors import PolicyError, UsageError
 #: One slash: a URL that was normalised as a path has lost the other.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 #: Kinds of files that are read, and of those that releases are written as.
-FileKind = Literal["parquet", "csv", "jsonl"]
+FileKind = Literal["parquet", "csv", "jsonl", "json", "arrow", "orc"]
 FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
+#: Kinds that have a schema; the others are text.
+COLUMNAR: tuple[FileKind, ...] = ("parquet", "arrow", "orc")
 ReleaseKind = Literal["parquet", "csv", "jsonl"]
 RELEASE_KINDS: tuple[ReleaseKind, ...] = get_args(ReleaseKind)
 ENDINGS: dict[str, FileKind] = {
@@ -29,16 +31,18 @@ ENDINGS: dict[str, FileKind] = {
     ".csv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".orc": "orc",
 }
 #: Names of compressed files end so; the first of them are those that are read.
-READ_SUFFIXES = (".gz", ".bz2", ".zst", ".zstd")
+READ_SUFFIXES = (".gz", ".bz2", ".zst", ".zstd", ".xz", ".zip")
 _SUFFIXES = (
     *READ_SUFFIXES,
     ".gzip",
     ".bzip2",
-    ".xz",
     ".lzma",
-    ".zip",
     ".lz4",
     ".snappy",
     ".7z",

@@ -18,8 +18,9 @@ value of its own (``nulls``), are for bounded jobs; a stream's fields have the f
 """
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -108,6 +109,38 @@ def identity_kind(kind: pa.DataType) -> str | None:
         "decimal": (types.is_decimal,),
     }
     return next((name for name, fits in tests.items() if any(test(kind) for test in fits)), None)
+
+
+class Named(NamedTuple):
+    """A column of a schema, or a part of a struct: name or path, type, names on the path."""
+
+    name: str
+    type: pa.DataType
+    path: tuple[str, ...]
+
+
+def named_columns(schema: pa.Schema) -> list[Named]:
+    """Return the columns of a schema, and the parts of structs by their paths (``event.page``).
+
+    A column that is called as a path is written wins over the path.  Two columns of one name are
+    there twice.
+    """
+    own = {*schema.names}
+    return [each for each in _named(schema) if len(each.path) == 1 or each.name not in own]
+
+
+def _named(fields: Iterable[pa.Field], above: tuple[str, ...] = ()) -> Iterator[Named]:
+    for field in fields:
+        path = (*above, field.name)
+        yield Named(".".join(path), field.type, path)
+        if pa.types.is_struct(field.type):
+            yield from _named(field.type, path)
+
+
+def column_at(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """Return a column by its name, or a part of a struct by its path; it is there once."""
+    first, *rest = next(each.path for each in named_columns(table.schema) if each.name == name)
+    return pc.struct_field(table.column(first), rest) if rest else table.column(first)
 
 
 def identity(
@@ -247,7 +280,8 @@ def _decodable(column: pa.Array) -> Bool:
 def _exact_integers(column: pa.Array, hashed: bool) -> tuple[pa.Array, Bool]:
     """Whole numbers; decimals are exact, by their digits."""
     if pa.types.is_decimal(column.type):
-        column = pc.replace_substring_regex(column.cast(pa.string()), r"\.0+$", "")
+        column = pc.replace_substring_regex(column.cast(pa.string()), r"\.0+$|^0E.*$", "")
+        column = pc.if_else(pc.equal(column, ""), "0", column)  # Arrow writes 0 as 0E-9
     return _integers(plain(column), hashed)
 
 

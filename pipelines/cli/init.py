@@ -61,8 +61,8 @@ _COLUMNS = options(
         "--csv",
         metavar="FIELD=VALUE",
         multiple=True,
-        help="How CSV is written: delimiter, decimal, thousands, encoding, skip_rows or names; "
-        "repeatable.  [default: delimiter as in the first line]",
+        help="How CSV is written: delimiter, decimal, thousands, encoding, skip_rows, names or "
+        "line_breaks_in_quotes; repeatable.  [default: delimiter as in the first line]",
     ),
 )
 _AXIS = options(

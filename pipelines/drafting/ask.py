@@ -18,22 +18,23 @@ import click
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError, column_list, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.figures import moment_of
 from dpstream.accounting.limits import MAX_EPSILON
+from dpstream.accounting.places import COLUMNAR
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
 from dpstream.pipelines.drafting.windows import suited, windows
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.dialect import read_as
-from dpstream.pipelines.formats.parquet import refuse_large
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
+from dpstream.pipelines.formats.parquet import read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Rows
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, BrokenFileError, read_text
+from dpstream.pipelines.formats.texts import read_text
 from dpstream.pipelines.project.dialect import Reading, check_csv, check_zone
 from dpstream.pipelines.project.sections import CsvSection, TimeColumn
 from dpstream.pipelines.project.text import instant
@@ -464,7 +465,7 @@ def with_names(file: DataFile) -> DataFile:
     names = dict[str, None]()
     try:
         with open(file.first, "rb") as raw:
-            text = plain_by_name(raw, str(file.first), "jsonl")
+            text = plain_by_name(raw, str(file.first), file.kind)
             head = text.read(MAX_LINE_BYTES).split(b"\n")[:_NAMED_LINES]
     except BrokenFileError:
         head = []
@@ -560,10 +561,10 @@ def _batches(file: DataFile, columns: Sequence[str], reading: Reading) -> Iterat
 
 def _read(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     path, kind = str(file.first), file.kind
-    if kind == "parquet":
-        with pq.ParquetFile(path) as parquet:
-            refuse_large(parquet.metadata, columns, FIELD, "the file")
-            yield from parquet.iter_batches(columns=columns, use_threads=False)
+    if kind in COLUMNAR:
+        for group, first in enumerate(row_groups(path, columns, FIELD, "the file", kind) or ()):
+            parts = read_row_group(path, columns, group, first, kind)
+            yield from (part.batch for part in parts if isinstance(part, Rows))
         return
     with open(path, "rb") as raw:
         for part in read_text(kind, plain_by_name(raw, path, kind), columns, csv=file.csv):

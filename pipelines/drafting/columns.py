@@ -10,17 +10,26 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import FileKind, check_path, file_kind, matching
-from dpstream.dp_transforms.ingest.columns import value_type
+from dpstream.accounting.places import (
+    COLUMNAR,
+    ENDINGS,
+    READ_SUFFIXES,
+    FileKind,
+    check_path,
+    file_kind,
+    matching,
+)
+from dpstream.dp_transforms.ingest.columns import named_columns, value_type
+from dpstream.pipelines.formats.columnar import schema_of
 from dpstream.pipelines.formats.compression import (
     plain_by_name,
     refuse_packed_parquet,
 )
-from dpstream.pipelines.formats.texts import COMMAS, BrokenFileError, csv_header
+from dpstream.pipelines.formats.lines import BrokenFileError
+from dpstream.pipelines.formats.texts import COMMAS, csv_header
 from dpstream.pipelines.project.sections import CsvSection
 from dpstream.pipelines.tables.catalog import sql_type
 from dpstream.state.disk_errors import file_errors
@@ -91,12 +100,12 @@ def data_file(given: str, csv: CsvSection = COMMAS) -> DataFile:
     if kind is None:
         raise UsageError(
             FIELD,
-            "must end in .parquet, .csv or .jsonl (text also in .csv.gz, .bz2 or .zst)",
+            f"must end in {', '.join(ENDINGS)}; text also packed: {', '.join(READ_SUFFIXES)}",
             "rename it, or convert it: in DuckDB COPY (FROM 'FILE') TO 'data.parquet'",
         )
     with file_errors(FIELD, "cannot be read"):
-        if kind == "parquet":
-            return DataFile(given, first, kind, _of_parquet(first))
+        if kind in COLUMNAR:
+            return DataFile(given, first, kind, _of_schema(first, kind))
         if kind == "csv":
             return DataFile(given, first, kind, *_of_csv(first, csv))
         with open(first, "rb"):
@@ -123,10 +132,9 @@ def _first(given: str) -> Path:
     return Path(paths[0])
 
 
-def _of_parquet(path: Path) -> tuple[Column, ...]:
+def _of_schema(path: Path, kind: FileKind) -> tuple[Column, ...]:
     try:
-        with pq.ParquetFile(pa.OSFile(str(path)), pre_buffer=False) as file:
-            schema = file.schema_arrow
+        schema = schema_of(str(path), kind)
     except OSError as error:
         if error.errno is not None:
             raise
@@ -135,8 +143,10 @@ def _of_parquet(path: Path) -> tuple[Column, ...]:
         schema = None
     if schema is None:
         refuse_packed_parquet(str(path), FIELD, "it")
-        raise UsageError(FIELD, "is no readable Parquet file", "make it again, or correct the path")
-    return tuple(column_of(field.name, field.type) for field in schema)
+        rule = f"is no readable {kind.capitalize()} file"
+        raise UsageError(FIELD, rule, "make it again, or correct the path")
+    leaves = (each for each in named_columns(schema) if not pa.types.is_struct(each.type))
+    return tuple(column_of(leaf.name, leaf.type) for leaf in leaves)
 
 
 def _of_csv(path: Path, csv: CsvSection) -> tuple[tuple[Column, ...], CsvSection]:
@@ -153,7 +163,9 @@ def _of_csv(path: Path, csv: CsvSection) -> tuple[tuple[Column, ...], CsvSection
                 names = csv_header(plain_by_name(raw, str(path), "csv"), csv) or []
         except BrokenFileError:
             raise UsageError(
-                FIELD, "cannot be unpacked as gzip, bzip2 or zstd", "make it again, or unpack it"
+                FIELD,
+                f"cannot be unpacked, as one file, from any of {' '.join(READ_SUFFIXES)}",
+                "make it again, or unpack it",
             ) from None
     fix = (
         "write one, such as user,page,time; or give --csv names=user,page,time, and --csv "

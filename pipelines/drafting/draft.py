@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
-from dpstream.accounting.places import file_kind
+from dpstream.accounting.places import COLUMNAR, file_kind
 from dpstream.accounting.plan.plan import declared
 from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
@@ -229,7 +229,7 @@ def _typed(answers: Answers) -> str:
     roles |= {field.column: UNIT_TYPES[field.type] for field in (*answers.key, answers.unit)}
     types: dict[str, str | None] = {c.name: c.sql for c in answers.file.columns or ()}
     advice = ""
-    if answers.file.kind != "parquet":
+    if answers.file.kind not in COLUMNAR:
         types |= roles
         advice = "; write FLOAT64, INT64 or BOOL where it is one"
     columns = [name for name in usable_names(types) if types[name] is not None]
@@ -335,7 +335,7 @@ def _written(section: Section) -> str:
     fields = [
         f"{name} = [{', '.join(map(_quoted, value))}]"
         if isinstance(value, list)
-        else f"{name} = {value if isinstance(value, int) else _quoted(value)}"
+        else f"{name} = {json.dumps(value) if isinstance(value, int) else _quoted(value)}"
         for name, value in declared(section).items()
     ]
     return f"{{ {', '.join(fields)} }}"

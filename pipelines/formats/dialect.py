@@ -127,6 +127,39 @@ class Recoded(FromBeginning):
                 return text.encode("utf-8", "surrogateescape")
 
 
+class Joined(FromBeginning):
+    """A text in UTF-8 whose line breaks between quotes are bytes that no such text has.
+
+    `texts` reads it by its lines, and makes line breaks of these bytes again (`broken`).  Bytes
+    that are none of UTF-8 stay such.
+    """
+
+    @override
+    def _begin(self) -> None:
+        self._open = 0
+
+    @override
+    def read(self, size: int = -1) -> bytes:
+        """Return about ``size`` bytes; none at the end."""
+        code = np.frombuffer(self._raw.read(size).translate(_NO_UTF_8), np.uint8)
+        quotes = self._open + np.cumsum(code == 34, dtype=np.int32)
+        self._open = quotes[-1] % 2 if len(quotes) else self._open
+        inside = quotes % 2 == 1
+        code = np.where(inside & (code == 10), np.uint8(_FEED), code)
+        return np.where(inside & (code == 13), np.uint8(_RETURN), code).tobytes()
+
+
+#: What stands for line feeds and carriage returns, and what such bytes of the text become.
+_FEED, _RETURN = 0xFF, 0xFE
+_NO_UTF_8 = bytes(range(0xFE)) + b"\xc0\xc0"
+
+
+def broken(column: pa.StringArray) -> pa.StringArray:
+    """Return texts of `Joined` with their line breaks."""
+    raw = pc.replace_substring(column.view(pa.binary()), bytes([_FEED]), b"\n")
+    return pc.replace_substring(raw, bytes([_RETURN]), b"\r").view(pa.string())
+
+
 def recoded(text: BinaryIO, encoding: str) -> BinaryIO:
     """Return a text as UTF-8."""
     return text if encoding == "utf-8" else cast(BinaryIO, Recoded(text, encoding))
@@ -137,8 +170,8 @@ def _invalid(error: UnicodeError) -> tuple[str, int]:
     error = instance(error, UnicodeDecodeError)
     if error.encoding.startswith("utf-16"):
         return "\udcff", min(error.start + 2, len(error.object))
-    byte = error.object[error.start]
-    return chr(0xDC00 + byte if byte > 127 else byte), error.start + 1
+    byte = error.object[error.start]  # several as they are could be a character of UTF-8
+    return "\udcff" if byte > 127 else chr(byte), error.start + 1
 
 
 _INVALID = "dpstream-invalid"
@@ -188,7 +221,10 @@ def instants(column: pa.Array, time: TimeColumn) -> pa.Array:
     else:
         micros, good = instant(column)
         if time.zone is not None:
-            micros = np.where(_are_local(column), zone_of(time.zone).utc(micros), micros)
+            local = _are_local(column)
+            good &= ~local | ((micros > -_MOST) & (micros < _MOST))
+            micros = np.where(good, micros, 0)
+            micros = np.where(local, zone_of(time.zone).utc(micros), micros)
     return pa.array(micros, pa.int64(), mask=~good).view(pa.timestamp("us", "UTC"))
 
 

@@ -33,7 +33,7 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.places import RELEASE_KINDS, matching_in
-from dpstream.pipelines.formats.texts import split
+from dpstream.pipelines.formats.lines import split
 from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.durable import sweep
 

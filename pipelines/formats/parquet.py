@@ -12,7 +12,7 @@ is charged.  A footer that is wrong is damage, and is not looked for.
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,9 @@ import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError, column_list
 from dpstream.accounting.limits import MAX_KEY_BYTES
+from dpstream.accounting.places import FileKind
+from dpstream.dp_transforms.ingest.columns import column_at, named_columns
+from dpstream.pipelines.formats.columnar import groups_of, opened
 from dpstream.pipelines.formats.rows import Part, Reason, Rows, refuse, repair_text
 from dpstream.state.disk_errors import out_of_memory
 
@@ -49,20 +52,20 @@ def is_os_error(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
-def _opened(path: Any) -> Any:
-    """A path as an open file: to look for its file system costs more than to open it."""
-    return pa.OSFile(path) if isinstance(path, str) else path
-
-
 def row_groups(
-    path: Any, columns: Sequence[str], field: str = "records", subject: str = "a Parquet file"
+    path: Any,
+    columns: Sequence[str],
+    field: str = "records",
+    subject: str = "a file",
+    kind: FileKind = "parquet",
 ) -> list[int] | None:
-    """Return the first row number of every row group; ``None`` if the file is not readable Parquet.
+    """Return the first row number of every row group; ``None`` if the file is not readable.
 
     Args:
         path: of the file, or an open one.
         columns: the columns that must be there.
         field: what names the file, for an error; subject: the file, in words.
+        kind: of the file, one of `places.COLUMNAR`.
 
     Raises:
         UsageError: a needed column is not in the schema; names those that are.
@@ -70,17 +73,21 @@ def row_groups(
         OSError: the operating system cannot read the file.
     """
     try:
-        with pq.ParquetFile(_opened(path), pre_buffer=False) as file:
-            names = list(file.schema_arrow.names)
-            meta = file.metadata
-            sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-            refuse_large(meta, columns, field, subject)
+        if kind != "parquet":
+            schema, groups, read = groups_of(opened(path), columns[:1], kind)
+            sizes = [read(number).num_rows for number in range(groups)]
+        else:
+            with pq.ParquetFile(opened(path), pre_buffer=False) as file:
+                schema, meta = file.schema_arrow, file.metadata
+                sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+                refuse_large(meta, columns, field, subject)
     except UnpacksTooLargeError:
         raise
     except Exception as error:
         if is_os_error(error) or out_of_memory(error):
             raise
         return None
+    names = [column.name for column in named_columns(schema)]
     for column in columns:
         if names.count(column) != 1:
             raise UsageError(
@@ -126,12 +133,13 @@ def refuse_large(meta: pq.FileMetaData, columns: Iterable[str], field: str, subj
 
 
 def _flat(schema: pq.ParquetSchema, columns: Iterable[str]) -> dict[str, int]:
-    """Numbers of the columns that are not nested."""
-    numbers = {}
+    """Numbers of the columns, and of parts of structs by their paths, that have no lists."""
+    numbers = dict[str, int]()
     for number in range(len(schema)):
         column = schema.column(number)
-        if column.name == column.path and not column.max_repetition_level:
-            numbers[column.name] = number
+        is_own = column.name == column.path
+        if not column.max_repetition_level and (is_own or column.path not in numbers):
+            numbers[column.path] = number
     return {name: numbers[name] for name in columns if name in numbers}
 
 
@@ -148,15 +156,21 @@ def _file(source: Any, meta: pq.FileMetaData | None = None, coded: Sequence[str]
 
 @contextlib.contextmanager
 def coded_batches(
-    source: Any, columns: Sequence[str], group: int
+    source: Any, columns: Sequence[str], group: int, kind: FileKind = "parquet"
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """Yield (number of rows, batches) of one row group of an open file in bounded memory.
 
-    Columns of text may be codes of a dictionary, and nested ones are null.
+    Columns of text may be codes of a dictionary; structs as a whole, and lists, are null.
 
     Raises:
         OSError, pa.ArrowException: it cannot be read.
     """
+    if kind != "parquet":
+        batch = groups_of(source, columns, kind)[2](group)
+        flat = [each.name for each in named_columns(batch.schema)]
+        parts = (batch.slice(at, DECODE_ROWS) for at in range(0, batch.num_rows, DECODE_ROWS))
+        yield batch.num_rows, (_with_nested(part, columns, flat) for part in parts)
+        return
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_file(source))
         footer = file.metadata.row_group(group)
@@ -169,14 +183,16 @@ def coded_batches(
         batches = file.iter_batches(
             rows, row_groups=[group], columns=list(numbers), use_threads=False
         )
-        yield footer.num_rows, (_with_nested(batch, columns) for batch in batches)
+        yield footer.num_rows, (_with_nested(batch, columns, numbers) for batch in batches)
 
 
-def _with_nested(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    flat, rows = batch.schema.names, batch.num_rows
-    if flat == list(columns):
+def _with_nested(
+    batch: pa.RecordBatch, columns: Sequence[str], flat: Collection[str]
+) -> pa.RecordBatch:
+    if batch.schema.names == list(columns):
         return batch
-    arrays = [batch.column(name) if name in flat else pa.nulls(rows) for name in columns]
+    rows = batch.num_rows
+    arrays = [column_at(batch, name) if name in flat else pa.nulls(rows) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
@@ -222,13 +238,15 @@ def _longest_word(source: Any, meta: pq.FileMetaData, name: str, group: int) -> 
         for batch in file.iter_batches(
             1_000, row_groups=[group], columns=[name], use_threads=False
         ):
-            words = _stored(batch.column(name)).dictionary
+            words = _stored(column_at(batch, name)).dictionary
             if len(words):
                 return int(pc.max(pc.binary_length(words)).as_py() or 0)
     return 0
 
 
-def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int) -> Iterator[Part]:
+def read_row_group(
+    path: Any, columns: Sequence[str], group: int, first_row: int, kind: FileKind = "parquet"
+) -> Iterator[Part]:
     """Yield the rows of one row group; the needed columns only, dictionaries decoded.
 
     Raises:
@@ -236,7 +254,7 @@ def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int
     """
     done, claimed = 0, None
     try:
-        with coded_batches(_opened(path), columns, group) as (claimed, batches):
+        with coded_batches(opened(path), columns, group, kind) as (claimed, batches):
             for batch in batches:
                 arrays = [_plain(column) for column in batch.columns]
                 decoded = pa.RecordBatch.from_arrays(arrays, list(columns))
@@ -252,8 +270,10 @@ def read_row_group(path: Any, columns: Sequence[str], group: int, first_row: int
         yield refuse(first_row + done, Reason.UNREADABLE_REST)
 
 
-def check_whole(path: str, columns: Iterable[str], field: str, subject: str) -> None:
-    """Refuse a Parquet file of which a page of some columns cannot be read.
+def check_whole(
+    path: str, columns: Iterable[str], field: str, subject: str, kind: FileKind = "parquet"
+) -> None:
+    """Refuse a file of which a page of some columns cannot be read.
 
     Its later rows would be missing in what is released.  That a file is damaged tells nothing of a
     record: no record can bring it about.
@@ -267,7 +287,7 @@ def check_whole(path: str, columns: Iterable[str], field: str, subject: str) -> 
         OSError: the operating system cannot read the file.
     """
     status = os.stat(path)
-    if not _is_whole(path, tuple(columns), status.st_size, status.st_mtime_ns):
+    if not _is_whole(path, tuple(columns), kind, status.st_size, status.st_mtime_ns):
         raise UsageError(
             field,
             f"{subject} is damaged: a page of it cannot be read, and the rows behind it would be "
@@ -277,13 +297,13 @@ def check_whole(path: str, columns: Iterable[str], field: str, subject: str) -> 
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _is_whole(path: str, columns: tuple[str, ...], size: int, changed: int) -> bool:
+def _is_whole(path: str, columns: tuple[str, ...], kind: FileKind, size: int, changed: int) -> bool:
     """Whether all pages can be read, in bounded memory, once for as long as a file does not
     change.
     """
     try:
-        for group in range(pq.read_metadata(path).num_row_groups):
-            with coded_batches(_opened(path), columns, group) as (claimed, batches):
+        for group in range(number_of_groups(path, kind)):
+            with coded_batches(opened(path), columns, group, kind) as (claimed, batches):
                 if sum(batch.num_rows for batch in batches) != claimed:
                     return False
     except Exception as error:
@@ -291,6 +311,13 @@ def _is_whole(path: str, columns: tuple[str, ...], size: int, changed: int) -> b
             raise
         return False
     return True
+
+
+def number_of_groups(path: str, kind: FileKind) -> int:
+    """Return how many groups of rows a file has; raises as `columnar.groups_of` does."""
+    if kind == "parquet":
+        return int(pq.read_metadata(path).num_row_groups)
+    return groups_of(opened(path), (), kind)[1]
 
 
 def _stored(column: pa.Array) -> pa.Array:

@@ -48,8 +48,8 @@ _LINES = "correct or remove these lines"
 FAULTS = {
     Reason.MALFORMED: (
         "is not a well-formed line, object or row",
-        f"{_LINES}; CSV may have no line break inside quotes, no stray quote and no NUL byte, "
-        "JSON Lines one object a line",
+        f"{_LINES}; CSV may have no stray quote, no NUL byte, and no line break inside quotes but "
+        "with csv = { line_breaks_in_quotes = true }; JSON Lines one object a line",
     ),
     Reason.FIELD_COUNT: ("has another number of fields than the header", _LINES),
     Reason.LINE_TOO_LONG: ("is longer than a line may be", _LINES),

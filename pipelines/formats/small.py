@@ -15,6 +15,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import instance
 from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
+from dpstream.pipelines.formats.lines import split
 from dpstream.pipelines.formats.rows import Reason, Rows, unreadable
 from dpstream.pipelines.formats.texts import (
     Objects,
@@ -22,7 +23,6 @@ from dpstream.pipelines.formats.texts import (
     csv_lines,
     csv_positions,
     json_lines,
-    split,
 )
 
 #: A file of this size or less is small; so many bytes, or files, are read together.

@@ -15,10 +15,10 @@ A byte order mark before a text is dropped: of any text, so that it does not mat
 file begins with.
 
 **CSV**: every column comes out as string: the text as it stands, UTF-8 or null; empty and unquoted
-is null.  A line break inside quotes is not supported: such a line is malformed, so that a stray
-quote cannot swallow other users' lines; so is a line with a NUL byte.  A byte order mark at the
-head of the file is none of its header's; anywhere else it is text like any other, whichever line of
-whatever block it begins.
+is null.  A line break inside quotes makes a line malformed, so that a stray quote cannot swallow
+other users' lines, unless the table declares such breaks; so does a NUL byte.  A byte order mark at
+the head of the file is none of its header's; anywhere else it is text like any other, whichever
+line of whatever block it begins.
 
 **Two readers** make columns of lines whose fields are already counted: Arrow's, and one for each
 line.  Arrow's reader looks for the end of a field in words of eight bytes, and of a word with a NUL
@@ -34,7 +34,7 @@ from collections.abc import Iterator, Sequence
 from csv import Error as CsvError
 from csv import reader
 from operator import attrgetter, methodcaller
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -42,136 +42,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pacsv
 
-from dpstream.accounting import limits
-from dpstream.accounting.arrays import Bool, Int32, Int64, UInt8
+from dpstream.accounting.arrays import Bool, Int32, UInt8
 from dpstream.accounting.errors import UsageError, column_list
-from dpstream.pipelines.formats.dialect import recoded
-from dpstream.pipelines.formats.rows import Part, Reason, Refused, after, refuse, repair_text, runs
+from dpstream.pipelines.formats.dialect import Joined, broken, recoded
+from dpstream.pipelines.formats.lines import (
+    BOM,
+    MAX_LINE_BYTES,
+    BrokenFileError,
+    Lines,
+    NoLineBreakError,
+    bytes_of,
+    line_blocks,
+    lines_of,
+    too_long,
+    with_nul,
+)
+from dpstream.pipelines.formats.rows import Part, Reason, after, refuse, repair_text
 from dpstream.pipelines.project.sections import CsvSection
 
-BLOCK_BYTES = 8 << 20
-MAX_LINE_BYTES = 1 << 20
-BOM = b"\xef\xbb\xbf"
 #: CSV as RFC 4180 has it.
 COMMAS = CsvSection()
-
-
-class BrokenFileError(Exception):
-    """Signals that a file is incomplete, or no text, and carries nothing of it."""
-
-
-class NoLineBreakError(BrokenFileError):
-    """Signals a text with too long a line, which a record can bring about."""
-
-
-def line_blocks(
-    stream: BinaryIO, skipped: int = 0, mark: bytes = b""
-) -> Iterator[tuple[int, pa.BinaryArray]]:
-    """Yield blocks of non-blank lines, each with its line feed, and the first one's row number.
-
-    A line longer than `MAX_LINE_BYTES` comes out cut, but still longer than that; memory is
-    bounded whatever the file holds, and so is the time until the next block.
-
-    Args:
-        stream: an open file at its beginning.
-        skipped: so many lines at its beginning are left out.
-        mark: is none of the first line's, where it begins with it.
-
-    Raises:
-        NoLineBreakError: a line is longer than `limits.MAX_UNBROKEN_BYTES`, which is no text.
-    """
-    row, carry, unbroken = 0, b"", 0
-    while True:
-        data = stream.read(BLOCK_BYTES).removeprefix(mark)
-        mark = b""
-        end = data.rfind(b"\n") + 1
-        unbroken = len(data) - end + (0 if end else unbroken)
-        if unbroken > limits.MAX_UNBROKEN_BYTES:
-            raise NoLineBreakError
-        block = b"".join([carry, memoryview(data)[:end]]) if end else b""
-        carry = (data[end:] if end else carry + data)[: MAX_LINE_BYTES + 2]
-        if not data:
-            block, carry = carry + b"\n" if carry else b"", b""
-        while block and skipped:
-            block, skipped = block.partition(b"\n")[2], skipped - 1
-        lines = lines_in(block)
-        if len(lines):
-            yield row, lines
-            row += len(lines)
-        if not data:
-            return
-
-
-def lines_in(block: bytes) -> pa.BinaryArray:
-    """Return the non-blank lines of a block that is empty or ends in a line feed."""
-    lines, blank = split(block)
-    return lines.filter(pa.array(~blank)) if blank.any() else lines
-
-
-def split(block: bytes) -> tuple[pa.BinaryArray, Bool]:
-    """Return the lines of a block that is empty or ends in a line feed, and which of them are
-    blank.
-    """
-    if not block:
-        return pa.array([], pa.binary()), np.zeros(0, np.bool_)
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10).astype(np.int32) + 1
-    offsets = np.concatenate([np.zeros(1, np.int32), ends])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block)]
-    lines = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
-    size = np.diff(offsets)
-    blank = size == 1
-    if (size == 2).any():
-        blank |= pc.equal(lines, b"\r\n").to_numpy(zero_copy_only=False)
-    return lines, blank
-
-
-def bytes_of(lines: pa.BinaryArray) -> tuple[UInt8, Int32]:
-    """Return the bytes of n lines without gaps (no copy), and the (n + 1,) offsets of the lines."""
-    _, offsets, data = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]], ends - ends[0]
-
-
-def too_long(lines: pa.BinaryArray) -> Bool:
-    """Return (n,) whether each line has over `MAX_LINE_BYTES` before its line feed."""
-    sizes = pc.binary_length(lines).to_numpy()
-    return np.asarray(sizes > MAX_LINE_BYTES + 1)
-
-
-def with_nul(lines: pa.BinaryArray) -> Bool:
-    """Return (n,) whether each line has a NUL byte."""
-    if not len(lines) or np.frombuffer(lines.buffers()[2], np.uint8).all():
-        return np.zeros(len(lines), np.bool_)
-    return np.asarray(pc.match_substring(lines, "\0").to_numpy(zero_copy_only=False))
-
-
-class Lines(NamedTuple):
-    """The decoded lines.
-
-    Attributes:
-        good: numbers of the lines that are rows; ``batch``: these rows, if there are any.
-        bad: numbers of the others; ``reasons``: one for each.
-    """
-
-    good: Int64
-    batch: pa.RecordBatch | None
-    bad: Int64
-    reasons: list[str]
-
-    def parts(self, row: int) -> Iterator[Part]:
-        """Yield the rows and refused positions of lines, the first of which has this number."""
-        if self.reasons:
-            yield Refused(row + self.bad, self.reasons)
-        if self.batch is not None:
-            yield from runs(row + self.good, self.batch)
-
-
-def lines_of(good: Bool, malformed: Bool, longer: Bool, batch: pa.RecordBatch | None) -> Lines:
-    """Return decoded lines by their fault: too long, malformed, or else of another width."""
-    bad = np.flatnonzero(~good)
-    reasons = np.where(malformed[bad], Reason.MALFORMED.value, Reason.FIELD_COUNT.value)
-    reasons = np.where(longer[bad], Reason.LINE_TOO_LONG.value, reasons)
-    return Lines(np.flatnonzero(good), batch, bad, reasons.tolist())
 
 
 #: Deepest nesting of a text (the decoder's own limit depends on the caller's stack).
@@ -217,7 +107,8 @@ def json_lines(lines: pa.BinaryArray, objects: "Objects", columns: Sequence[str]
 class Objects:
     """Decodes texts of one JSON object each; every column comes out as string.
 
-    An absent field is null; of a repeated field the last one counts.
+    An absent field is null; of a repeated field the last one counts.  A column ``a.b`` is the field
+    of that name, or where that is null the field ``b`` of an object in ``a``.
 
     Args:
         nested: whether a needed field that is an array or an object is its JSON text; else it makes
@@ -225,13 +116,16 @@ class Objects:
     """
 
     def __init__(self, columns: Sequence[str], nested: bool = False) -> None:
-        self._fields = [f"f{i}" for i in range(len(columns))]
-        kind: Any = Any if nested else str | int | float | bool | None
+        self._columns, self._nested = columns, nested
+        self._roots = roots = {column.split(".")[0] for column in columns if "." in column}
+        names = dict.fromkeys([*columns, *sorted(roots)])
+        self._fields = {name: f"f{i}" for i, name in enumerate(names)}
+        scalar: Any = str | int | float | bool | None
         row_type = msgspec.defstruct(
             "Row",
-            [(f, kind, None) for f in self._fields],
-            rename=dict(zip(self._fields, columns, strict=True)),
-            gc=nested,  # scalars have no cycles
+            [(f, Any if nested or n in roots else scalar, None) for n, f in self._fields.items()],
+            rename={f: n for n, f in self._fields.items()},
+            gc=nested or bool(roots),  # scalars have no cycles
         )
         self._decoder = _Decoder(row_type)
 
@@ -269,7 +163,26 @@ class Objects:
 
     def arrays(self, values: list[Any]) -> list[pa.StringArray]:
         """Return the columns of decoded values (none of them ``None``)."""
-        return [_texts(list(map(attrgetter(f), values))) for f in self._fields]
+        return [_texts(self._values(values, column)) for column in self._columns]
+
+    def _values(self, rows: list[Any], column: str) -> list[Any]:
+        """The values of a column."""
+        values = list(map(attrgetter(self._fields[column]), rows))
+        root, *path = column.split(".")
+        if path:
+            objects = map(attrgetter(self._fields[root]), rows)
+            pairs = zip(values, objects, strict=True)
+            values = [_inside(part, path) if own is None else own for own, part in pairs]
+        if not self._nested and (path or column in self._roots):
+            values = [None if isinstance(value, dict | list) else value for value in values]
+        return values
+
+
+def _inside(value: Any, path: Sequence[str]) -> Any:
+    """What a path leads to in a decoded object, if to anything."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _are_objects(code: UInt8, ends: Int32) -> bool:
@@ -487,8 +400,9 @@ def read_csv(stream: BinaryIO, columns: Sequence[str], csv: CsvSection = COMMAS)
     stream.seek(0)
     skipped = csv.skip_rows + (csv.names is None)
     mark = b"" if skipped else BOM  # else a line that is left out has it
-    for row, lines in line_blocks(recoded(stream, csv.encoding), skipped, mark):
-        yield from csv_lines(lines, len(header), where, columns, csv.delimiter).parts(row)
+    text, joins = recoded(stream, csv.encoding), csv.line_breaks_in_quotes
+    for row, lines in line_blocks(cast(BinaryIO, Joined(text)) if joins else text, skipped, mark):
+        yield from csv_lines(lines, len(header), where, columns, csv.delimiter, joins).parts(row)
 
 
 def csv_lines(
@@ -497,28 +411,34 @@ def csv_lines(
     where: Sequence[int],
     columns: Sequence[str],
     delimiter: str = ",",
+    joined: bool = False,
 ) -> Lines:
     """Decode each line of a file with ``width`` columns on its own.
 
     Args:
         lines: (n,) without a gap between two of them, each with its line feed, none blank.
         where: the needed columns' places; ``columns``: their names.
+        joined: whether they are lines of `dialect.Joined`.
     """
     arrays = _together(lines, width, where, delimiter)
     if arrays is not None:
         good = np.ones(len(lines), np.bool_)
-        return lines_of(good, ~good, ~good, _batch_of(arrays, columns))
+        return lines_of(good, ~good, ~good, _batch_of(arrays, columns, joined))
     malformed, miscounted = _faults(lines, width, delimiter)
     longer = too_long(lines)
     good = ~(malformed | miscounted | longer)
     rows = lines if good.all() else lines.filter(pa.array(good))
     batch = None
     if len(rows):
-        batch = _batch_of(columns_of(rows, width, where, delimiter, quotes=True), columns)
+        arrays = columns_of(rows, width, where, delimiter, quotes=True)
+        batch = _batch_of(arrays, columns, joined)
     return lines_of(good, malformed, longer, batch)
 
 
-def _batch_of(arrays: Sequence[pa.StringArray], columns: Sequence[str]) -> pa.RecordBatch:
+def _batch_of(
+    arrays: Sequence[pa.StringArray], columns: Sequence[str], joined: bool
+) -> pa.RecordBatch:
+    arrays = [*map(broken, arrays)] if joined else arrays
     return pa.RecordBatch.from_arrays(list(map(repair_text, arrays)), list(columns))
 
 

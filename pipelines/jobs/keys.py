@@ -31,7 +31,7 @@ from dpstream.accounting.workloads.attributes import Attribute, framed, normal
 from dpstream.accounting.workloads.workload import codes
 from dpstream.dp_transforms.ingest import columns
 from dpstream.pipelines.formats.compression import checked_codec, plain
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, BrokenFileError
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
 from dpstream.state.disk_errors import unreadable
 
 if TYPE_CHECKING:

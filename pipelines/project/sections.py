@@ -12,6 +12,7 @@ import msgspec
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field, FieldType
+from dpstream.accounting.places import FileKind
 from dpstream.accounting.regions.space import BudgetKind
 
 
@@ -86,6 +87,9 @@ class CsvSection(Section, frozen=True):
         encoding: of the text.
         skip_rows: lines before the header.
         names: of the columns, in order, of files without a header.
+        line_breaks_in_quotes: whether a quoted field may go on in the next line.  One quote that is
+            not closed then takes the rows of others into a field, so that the files must come from
+            a program that writes CSV.
     """
 
     delimiter: str = ","
@@ -94,6 +98,7 @@ class CsvSection(Section, frozen=True):
     encoding: str = "utf-8"
     skip_rows: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     names: tuple[str, ...] | None = None
+    line_breaks_in_quotes: bool = False
 
 
 class RecordIdColumn(Section, frozen=True):
@@ -172,7 +177,8 @@ class TableSection(Section, frozen=True):
     Attributes:
         data_set: the table's data set; required if there are several.
         public: whether the table's rows may be published as they are; it has no unit then.
-        path: a file or a pattern of Parquet, CSV or JSON Lines (by its ending, perhaps compressed).
+        path: a file or a pattern of Parquet, Arrow, ORC, CSV, JSON Lines or arrays of JSON (by its
+            ending; text may be compressed).
         folder: a growing folder, or URL prefix, of files.
         format: of the files of a folder or the messages of a topic, or of a path whose ending
             does not show it.
@@ -200,7 +206,7 @@ class TableSection(Section, frozen=True):
     public: bool = False
     path: Place | None = None
     folder: Place | None = None
-    format: Literal["parquet", "csv", "jsonl", "json"] | None = None
+    format: FileKind | None = None
     topic: Place | None = None
     servers: Place | None = None
     options: Annotated[dict[str, str], PLACE] = {}

@@ -11,7 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.places import FILE_KINDS, below, file_kind, matching, unescaped
+from dpstream.accounting.places import (
+    FILE_KINDS,
+    FileKind,
+    below,
+    file_kind,
+    matching,
+    unescaped,
+)
 from dpstream.pipelines.project.project import Project, unit_of
 from dpstream.pipelines.project.sections import (
     DataSetSection,
@@ -23,7 +30,7 @@ from dpstream.pipelines.project.text import duration_micros, read_at_most
 from dpstream.state.disk_errors import file_errors
 
 MAX_QUERY_BYTES = 1 << 16
-SourceKind = Literal["parquet", "csv", "jsonl", "folder", "kafka", "pubsub"]
+SourceKind = FileKind | Literal["folder", "kafka", "pubsub"]
 #: Stamps that a source gives its records, by its kind; the first is the default.  Each stands in
 #: a column of that name with a leading ``_`` that the source adds.
 GIVEN_STAMPS = {
@@ -75,10 +82,10 @@ class Source(Section, frozen=True):
     """The source of records.
 
     Attributes:
-        kind: files that are all present (``parquet``, ``csv``, ``jsonl``); or a source without
-            end: a growing ``folder`` of files, ``kafka``, ``pubsub``.
+        kind: files that are all present (`places.FILE_KINDS`); or a source without end: a growing
+            ``folder`` of files, ``kafka``, ``pubsub``.
         path: a file or a glob (``**`` for any folders); for ``folder`` a folder or URL prefix.
-            CSV and JSON Lines may be compressed (gzip, bzip2, zstd).
+            Text may be compressed (`places.READ_SUFFIXES`).
         stamp: ``event_time`` (files only), a stamp that the source gives, or the column with it.
         format: of a folder's files, or of a message (``json``: one object).
         topic, servers: for Kafka; ``options`` go to its client, values ``env:NAME`` are looked up.
@@ -92,7 +99,7 @@ class Source(Section, frozen=True):
     kind: SourceKind
     path: str = ""
     stamp: str | None = None
-    format: Literal["parquet", "csv", "jsonl", "json"] | None = None
+    format: FileKind | None = None
     topic: str | None = None
     servers: str | None = None
     subscription: str | None = None
@@ -208,7 +215,7 @@ def source_kind(where: str, table: TableSection) -> str:
         raise UsageError(
             f"{where}.path",
             "has an ending that tells no kind of files",
-            'add format = "parquet", "csv" or "jsonl"',
+            f"add format = {', '.join(map(repr, FILE_KINDS[:-1]))} or {FILE_KINDS[-1]!r}",
         )
     return kind
 
@@ -293,7 +300,7 @@ def check_source(source: Source) -> None:
         ("format", "settle") if source.unbounded else (),
         ("path", "format", "topic", "servers", "subscription", "options"),
     )
-    formats = {"folder": FILE_KINDS}.get(kind, ("json",))
+    formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
     if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):
         words = " or ".join(f"'{name}'" for name in formats)
         raise UsageError("table.format", f"must be {words} for kind '{kind}'", "correct it")

@@ -64,7 +64,7 @@ import msgspec
 from dpstream.accounting import limits
 from dpstream.accounting.errors import DpstreamError, UsageError, closest
 from dpstream.accounting.fields import Field
-from dpstream.accounting.places import below, file_kind
+from dpstream.accounting.places import ENDINGS, FileKind, below, file_kind
 from dpstream.accounting.regions.amounts import MICRO, exact, initial_of
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Timestamp
 from dpstream.accounting.sessions.table import (
@@ -85,7 +85,7 @@ from dpstream.pipelines.project.project import (
     secret_of,
     section_named,
 )
-from dpstream.pipelines.project.sections import DimensionSection, TableSection
+from dpstream.pipelines.project.sections import DimensionSection, TableSection, TimeColumn
 from dpstream.pipelines.project.text import duration_micros, instant_micros
 from dpstream.state.ledger.open import PROJECT_FILE, AccountPlace, project_option
 from dpstream.state.private_log import keep_beside
@@ -209,12 +209,18 @@ def config_in(project: Project, table: str | None = None, without_account: bool 
         regions = limits.MAX_REGIONS if section.regions is None else section.regions
         model = SessionTable(name=data_set, dimensions=dimensions, cap=regions)
         rules = _rules(where, section)
+    columns = tuple(None if p.value is not None else p.column or n for n, p in parts.items())
+    time = section.time_column
+    time_name = time.column if isinstance(time, TimeColumn) else time
+    if time_name is not None and time_name not in columns:
+        fix = closest(time_name, [column for column in columns if column is not None])
+        raise UsageError(f"{where}.time_column", "is the column of no dimension", fix)
     account = account_of(project, data_set, to_make=without_account)
     keep_beside(account.path, project.path)
     return Config(
         name=name,
         table=model,
-        columns=tuple(None if p.value is not None else p.column or n for n, p in parts.items()),
+        columns=columns,
         fixed=tuple(p.value for p in parts.values()),
         record_id=_record_id(where, section),
         records=str(records),
@@ -298,8 +304,8 @@ def _record_id(where: str, section: TableSection) -> Field | None:
     return record_id.field(f"{where}.record_id", "string", "int")
 
 
-def kind_of(path: str, field: str) -> str:
-    """Return ``parquet``, ``csv`` or ``jsonl``, by a file's name.
+def kind_of(path: str, field: str) -> FileKind:
+    """Return one of `places.FILE_KINDS`, by a file's name.
 
     Raises:
         UsageError: the name ends otherwise.
@@ -307,7 +313,7 @@ def kind_of(path: str, field: str) -> str:
     kind = file_kind(path)
     if kind is None:
         raise UsageError(
-            field, "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson (perhaps .gz)"
+            field, "is of no known kind", f"use {', '.join(ENDINGS)} (text perhaps with .gz)"
         )
     return kind
 

@@ -191,7 +191,7 @@ def _table(written: str, config: TableSection, unit: UnitSection, folder: Path) 
     columns = file_columns(where, kind, place, config.columns)
     owner = config.unit_column.lower() if config.unit_column is not None else None
     if owner is not None:
-        if unit.type == "int" and config.columns is None and is_unsigned(place, owner):
+        if unit.type == "int" and config.columns is None and is_unsigned(place, owner, kind):
             columns |= {owner: "INT64"}  # by its bits
         field, of_unit = f"{where}.unit_column", UNIT_TYPES[unit.type]
         refuse_first(

@@ -57,6 +57,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlglot import exp
 
+from dpstream.accounting.places import COLUMNAR
 from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
@@ -188,7 +189,7 @@ def _declares_types(select: PrivateSelect, catalog: Catalog) -> bool:
     missing), and whether steps are whole shows in every figure.
     """
     tables = [catalog.tables[name] for name in named_tables([select.source], catalog)]
-    return all(t.unit is None or t.kind != "parquet" or bool(t.fields) for t in tables)
+    return all(t.unit is None or t.kind not in COLUMNAR or bool(t.fields) for t in tables)
 
 
 def _plan(select: PrivateSelect, bits: int, typed: bool) -> QueryPlan:

@@ -350,8 +350,7 @@ def _check_unit(core: exp.Select, scope: Scope, options: Options) -> None:
     """``privacy_unit_column`` names the unit that the catalog knows."""
     if options.unit_column is None:
         return
-    table, _, column = options.unit_column.rpartition(".")
-    places = {(table, column)} if table else {(t, c) for t, c in scope.partial if c == column}
+    places = {(t, c) for t, c in scope.partial if options.unit_column in (c, f"{t}.{c}")}
     require(any(cover <= places for cover in scope.covers), "unit-column", core.args["from_"])
 
 

@@ -18,13 +18,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from dpstream.accounting.errors import UsageError, refuse_first, required
 from dpstream.accounting.fields import FieldType
-from dpstream.accounting.places import FILE_KINDS, check_path, file_kind, matching
+from dpstream.accounting.places import (
+    COLUMNAR,
+    ENDINGS,
+    FILE_KINDS,
+    FileKind,
+    check_path,
+    file_kind,
+    matching,
+)
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.project.dialect import PLAIN, Reading
@@ -58,9 +66,9 @@ MAX_COLUMNS = 1024
 #: The number of a row in its batch, a column of the program in streams: no column of a table is
 #: called so.  The digest of a stream's query has the name.
 ROW = "row number"
-#: Names of columns, which statements write in backticks where they are no plain words.  Quotes, the
-#: point of a path and the colon of the program's other columns are in none.
-_NAME = re.compile(r"\w[\w /()#%&+$€°-]*")
+#: Names of columns, which statements write in backticks where they are no plain words; a path into
+#: a struct has points.  Quotes and the colon of the program's other columns are in none.
+_NAME = re.compile(r"\w[\w. /()#%&+$€°-]*")
 _URIS = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
 
 
@@ -94,9 +102,7 @@ def kind_of(
     check_path(path, f"{where}.path")
     files = file_format or file_kind(path)
     if files not in FILE_KINDS or "\0" in path:
-        raise UsageError(
-            f"{where}.path", "is of no known kind", "use .parquet, .csv, .jsonl or .ndjson"
-        )
+        raise UsageError(f"{where}.path", "is of no known kind", f"use {', '.join(ENDINGS)}")
     return files, str(folder / path)
 
 
@@ -116,8 +122,8 @@ def file_columns(
     Raises:
         UsageError: a type is not known, none are known, or two names differ in case only.
     """
-    if kind == "parquet" and declared is None:
-        declared = _parquet(where, place)
+    if kind in COLUMNAR and declared is None:
+        declared = _of_schema(where, place, kind)
     if not declared or len(declared) > MAX_COLUMNS:
         raise UsageError(
             f"{where}.columns",
@@ -126,7 +132,7 @@ def file_columns(
             "statement reads: STRING, INT64, FLOAT64, BOOL, DATE, TIMESTAMP",
         )
     types, field = {n.lower(): kind.upper() for n, kind in declared.items()}, f"{where}.columns"
-    letters = "use letters, digits, spaces and _ /()#%&+$€°- (beyond ASCII, lower case only)"
+    letters = "use letters, digits, spaces and _ . /()#%&+$€°- (beyond ASCII, lower case only)"
     refuse_first(
         (len(types) < len(declared), UsageError(field, "differ in case only", "rename one")),
         (
@@ -154,35 +160,41 @@ def _is_usable(name: str) -> bool:
     return same and _NAME.fullmatch(name) is not None and name.lower() != ROW
 
 
-def _parquet(where: str, place: str) -> dict[str, str]:
-    """Columns of the first file by name, from its footer.
+def _of_schema(where: str, place: str, file_kind: FileKind) -> dict[str, str]:
+    """Columns of the first file by name, from its schema.
 
     Columns of other types, and names that no statement can write, are left out: they are in the
     file for other readers.
     """
-    import pyarrow.parquet as pq
-    from pyarrow import ArrowInvalid
+    from pyarrow import ArrowException
+
+    from dpstream.dp_transforms.ingest.columns import named_columns
+    from dpstream.pipelines.formats.columnar import schema_of
 
     with file_errors(f"{where}.path", "has a folder that cannot be listed"):
         files = sorted(matching(place))
     if not files:
         raise UsageError(f"{where}.path", "matches no file", "correct it")
     try:
-        schema = pq.read_schema(files[0])
-    except (OSError, ArrowInvalid) as error:
-        other = UsageError(f"{where}.path", "is not Parquet", "correct it")
+        schema = schema_of(files[0], file_kind)
+    except (OSError, ArrowException) as error:
+        other = UsageError(f"{where}.path", f"is not {file_kind.capitalize()}", "correct it")
         raise decode_error(other, error, Path(files[0])) from None
-    types = {name: sql_type(schema.field(name).type) for name in usable_names(schema.names)}
+    columns = named_columns(schema)
+    names = {*usable_names(column.name for column in columns)}
+    types = {column.name: sql_type(column.type) for column in columns if column.name in names}
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
-def is_unsigned(place: str, column: str) -> bool:
-    """Return whether a column of the first of some Parquet files has unsigned 64-bit numbers."""
+def is_unsigned(place: str, column: str, kind: str) -> bool:
+    """Return whether a column of the first of some files has unsigned 64-bit numbers."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    schema = pq.read_schema(min(matching(place)))
-    return any(field.name.lower() == column and field.type == pa.uint64() for field in schema)
+    from dpstream.dp_transforms.ingest.columns import named_columns
+    from dpstream.pipelines.formats.columnar import schema_of
+
+    columns = named_columns(schema_of(min(matching(place)), cast(FileKind, kind)))
+    return any(each.name.lower() == column and each.type == pa.uint64() for each in columns)
 
 
 def sql_type(kind: object) -> str | None:
@@ -236,7 +248,7 @@ class Table(msgspec.Struct, frozen=True):
     """One table, checked.
 
     Attributes:
-        name: in statements, lower case; kind: ``parquet``, ``csv``, ``jsonl``, ``sqlite`` or
+        name: in statements, lower case; kind: of `places.FILE_KINDS`, ``sqlite`` or
             ``postgresql``; place: absolute path or glob, or the database's address.
         remote: the table's name in a database.
         columns: SQL types by name in lower case, as the source has them.
@@ -339,7 +351,9 @@ def canonical(table: Table) -> dict[str, Any]:
     also under another name.
     """
     via = table.via
-    written = table.kind == "jsonl" and any(field not in table.columns for field in table.fields)
+    written = table.kind in ("json", "jsonl") and any(
+        field not in table.columns for field in table.fields
+    )
     spelled: dict[str, Any] = {"fields": list(table.fields)} if written else {}  # other rows
     spelled |= {} if table.reading == PLAIN else {"reading": table.reading.text(_ALL_TIME)}
     return spelled | {

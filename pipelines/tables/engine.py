@@ -17,8 +17,9 @@ import pyarrow as pa
 from sqlglot import exp
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.accounting.places import FILE_KINDS
+from dpstream.accounting.places import COLUMNAR, FILE_KINDS
 from dpstream.pipelines.formats.rows import CUT_OFF, Rows
+from dpstream.pipelines.tables.arrow import arrow_schema, parts_of
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
 from dpstream.pipelines.tables.files import (
@@ -32,15 +33,14 @@ from dpstream.pipelines.tables.files import (
     quoted,
     rows_of,
     table_parts,
-    text_parts,
     typed,
 )
 from dpstream.state.connecting import Closing
 from dpstream.state.disk_errors import failed_read
 
 
-class TextRows:
-    """A table's files of CSV or JSON Lines, or one of them, every column as text.
+class FileRows:
+    """Some of a table's files that DuckDB does not read itself.
 
     DuckDB scans it through Arrow's protocol of capsules; each scan begins anew.
     """
@@ -48,11 +48,9 @@ class TextRows:
     #: The error that ended a scan before its end; DuckDB reports it in words of its own.
     failure: Exception | None = None
 
-    def __init__(self, table: Table, piece: Piece | None) -> None:
-        self._table = table
-        self._paths = files_of(table) if piece is None else [piece.path]
-        check_columns(table, self._paths)
-        self.schema = pa.schema([(column, pa.string()) for column in table.columns])
+    def __init__(self, table: Table, paths: list[str]) -> None:
+        self._table, self._paths = table, paths
+        self.schema = arrow_schema(table, paths[0])
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """A new stream."""
@@ -68,7 +66,7 @@ class TextRows:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for path in self._paths:
-            for part in text_parts(self._table, path):
+            for part in parts_of(self._table, path):
                 if isinstance(part, Rows):
                     yield pa.RecordBatch.from_arrays(part.batch.columns, schema=self.schema)
                 elif CUT_OFF & {*part.reasons}:  # its rest would be missing in the answer
@@ -148,7 +146,7 @@ class Engine(Closing):
     ) -> None:
         self._piece, self._given = piece, rows
         self._other: duckdb.DuckDBPyConnection | None = None
-        self._texts, self._paths = list[TextRows](), list[str]()
+        self._texts, self._paths = list[FileRows](), list[str]()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         threads = threads or max(1, min(8, os.cpu_count() or 1))
         self._lots = 1 if ordered else threads
@@ -233,19 +231,27 @@ class Engine(Closing):
             elif empty or table.kind not in FILE_KINDS or name in self._given:
                 columns = ", ".join(f"{quoted(c)} {typed(table, c)}" for c in table.columns)
                 self._db.execute(f"CREATE TABLE {quoted(name)} ({columns})")
-            elif table.kind == "parquet":
-                paths = files_of(table) if self._piece is None else [self._piece.path]
-                check_columns(table, paths, unpacked=False)  # as before a charge
-                select = parquet_view(table, self._piece, self._lots)
-                self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
             else:
-                text_name, text_rows = f"text of {name}", TextRows(table, self._piece)
-                self._texts.append(text_rows)
-                self._db.register(text_name, text_rows)
-                select = f"SELECT {casts(table)} FROM {quoted(text_name)}"
+                paths = files_of(table) if self._piece is None else [self._piece.path]
+                # Pages are decoded before a charge.
+                check_columns(table, paths, unpacked=table.kind not in COLUMNAR)
+                select = (
+                    parquet_view(table, self._piece, self._lots)
+                    if table.kind == "parquet"
+                    else " UNION ALL ".join(self._selects(table, paths))
+                )
                 self._db.execute(f"CREATE VIEW {quoted(name)} AS {select}")
         if databases and not empty:
             self._copy(databases)
+
+    def _selects(self, table: Table, paths: list[str]) -> Iterator[str]:
+        """SELECTs of files that come as Arrow: of one schema together."""
+        together = [[path] for path in paths] if table.kind in COLUMNAR else [paths]
+        for number, alike in enumerate(together):
+            rows, name = FileRows(table, alike), f"{number} of {table.name}"
+            self._texts.append(rows)
+            self._db.register(name, rows)
+            yield f"SELECT {casts(table)} FROM {quoted(name)}"
 
     def _copy(self, tables: dict[str, Table]) -> None:
         with readers(tables) as streams:

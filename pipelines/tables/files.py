@@ -32,20 +32,20 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
-from dpstream.accounting.places import FILE_KINDS, files_at, matching
+from dpstream.accounting.places import COLUMNAR, FILE_KINDS, FileKind, files_at, matching
+from dpstream.dp_transforms.ingest.columns import Named, named_columns
+from dpstream.pipelines.formats.columnar import schema_of
 from dpstream.pipelines.formats.compression import checked_codec, plain_by_name
-from dpstream.pipelines.formats.dialect import read_as
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import check_whole, refuse_large
-from dpstream.pipelines.formats.rows import Part, Rows
-from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, read_text
+from dpstream.pipelines.formats.texts import csv_header
 from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, sqlite_file
 from dpstream.state import disk_errors
 from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
@@ -66,7 +66,7 @@ def files_of(table: Table) -> list[str]:
         path = os.path.abspath(sqlite_path(table))
         log = f"{path}-wal"  # what was committed and is not in the file yet
         return [path, *([log] if _filled(log) else [])]
-    with _readable(table):
+    with readable(table):
         paths = sorted(matching(table.place))
     paths = [path for path in paths if not os.path.isdir(path)]
     if not paths or not all(_regular(path) for path in paths):
@@ -137,7 +137,7 @@ def table_parts(table: Table) -> list[bytes]:
     if table.kind == "postgresql":
         parts.append(_address(table).encode())
     for path in files_of(table):
-        with _readable(table), open(path, "rb") as file:
+        with readable(table), open(path, "rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
             parts.append(f"{file.tell()}\0{digest.hexdigest()}".encode())
     return parts
@@ -169,7 +169,7 @@ def identities(table: Table) -> set[object]:
         database = more.get("dbname", address.path.strip("/"))
         name = remote if "." in remote else f"public.{remote}"
         return {(hosts.lower() + port, database, name)}
-    with _readable(table):
+    with readable(table):
         if table.kind != "sqlite":
             return set(files_at(table.place))
         name = remote.rpartition(".")[2].lower()
@@ -183,7 +183,7 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, 
     out = []
     for name in sorted(names):
         for path in files_of(catalog.tables[name]):
-            with _readable(catalog.tables[name]):
+            with readable(catalog.tables[name]):
                 status = os.stat(path)
             own = status.st_ctime_ns, status.st_ino  # of a database also who reads it moves them
             of_file = own if catalog.tables[name].kind in FILE_KINDS else (0, 0)
@@ -257,7 +257,7 @@ def casts(
         if column in encoded:
             source = f"TRY(decode({source}))"
         item = _timely(table, column, f"TRY_CAST({source} AS {typed(table, column)})")
-        if column in table.units and table.columns[column] == "INT64" and table.kind in _TEXTS:
+        if column in table.units and table.columns[column] == "INT64" and table.kind in TEXTS:
             digits = (
                 f"CASE WHEN regexp_full_match({source}, '[+-]?[0-9]{{1,20}}') THEN {source} END"
             )
@@ -276,7 +276,7 @@ def _signed(number: str) -> str:
     return f"({number} - CASE WHEN {past} THEN {2 * _MOST + 2}::HUGEINT ELSE 0 END)"
 
 
-_MOST, _TEXTS = 2**63 - 1, ("csv", "jsonl")
+_MOST, TEXTS = 2**63 - 1, ("csv", "jsonl", "json")
 
 
 def _normalized(text: str) -> str:
@@ -297,7 +297,7 @@ def _timely(table: Table, column: str, item: str) -> str:
     it would be evaluated on those bits.
     """
     first = _FIRST.get(table.columns[column])
-    if first is None or table.kind in ("csv", "jsonl"):
+    if first is None or table.kind in TEXTS:
         return item
     kind = typed(table, column)
     in_range = f"{item} >= {kind} '{first}' OR {item} = {kind} '-infinity'"
@@ -307,8 +307,8 @@ def _timely(table: Table, column: str, item: str) -> str:
 def typed(table: Table, column: str) -> str:
     """Return DuckDB's type of a column; decimals of Parquet keep their own width."""
     kind = table.columns[column]
-    if kind == "NUMERIC" and table.kind == "parquet":
-        for field in _footer(table, files_of(table)[0])[1]:
+    if kind == "NUMERIC" and table.kind in COLUMNAR:
+        for field in columns_of(table, files_of(table)[0]):
             if field.name.lower() == column and pa.types.is_decimal(field.type):
                 if field.type.precision <= 38:
                     return f"DECIMAL({field.type.precision}, {field.type.scale})"
@@ -352,10 +352,10 @@ def names_in(table: Table, path: str) -> list[str]:
     Raises:
         RunError: a file of CSV has not the columns of the catalog, or cannot be read.
     """
-    if table.kind == "jsonl":
+    if table.kind != "csv":
         fields = {field.lower(): field for field in table.fields}
         return [fields.get(column, column) for column in table.columns]
-    with _text_of(table, path) as stream:
+    with text_of(table, path) as stream:
         try:
             header = csv_header(stream, table.reading.csv)
         except BrokenFileError:
@@ -369,41 +369,16 @@ def names_in(table: Table, path: str) -> list[str]:
     return [header[places.index(column)] for column in table.columns]
 
 
-def text_parts(table: Table, path: str) -> Iterator[Part]:
-    """Yield the rows of a file of CSV or JSON Lines, and where lines are no rows.
-
-    Yields:
-        columns in the table's order, with the file's names, as texts.
-
-    Raises:
-        RunError: it cannot be read, or has not the columns of the catalog.
-    """
-    names, reading = names_in(table, path), table.reading
-    with _text_of(table, path) as stream:
-        for part in read_text(table.kind, stream, names, nested=True, csv=reading.csv):
-            yield _as_declared(part, table) if isinstance(part, Rows) and reading.converts else part
-
-
-def _as_declared(part: Rows, table: Table) -> Rows:
-    """Return texts with times in RFC 3339, days as clocks show them, and numbers with a point."""
-    names, reading, time = list(table.columns), table.reading, table.reading.time
-    if time is not None and table.columns.get(time.column) in ("DATE", "DATETIME"):
-        local = msgspec.structs.replace(time, zone=None)
-        reading = msgspec.structs.replace(reading, time=local)
-    batch = read_as(part.batch.rename_columns(names), reading)
-    columns = [column.cast(pa.string()) for column in batch.columns]
-    return Rows(part.offset, pa.RecordBatch.from_arrays(columns, part.batch.schema.names))
-
-
 @contextlib.contextmanager
-def _text_of(table: Table, path: str) -> Iterator[BinaryIO]:
-    with _readable(table), open(path, "rb") as raw:
+def text_of(table: Table, path: str) -> Iterator[BinaryIO]:
+    """Return the text of a file, unpacked; a context."""
+    with readable(table), open(path, "rb") as raw:
         yield plain_by_name(raw, path, table.kind)
 
 
 @contextlib.contextmanager
-def _readable(table: Table) -> Iterator[None]:
-    """Replace the system's errors about a table's file by `unreadable`."""
+def readable(table: Table) -> Iterator[None]:
+    """Replace the system's errors about a table's file by `unreadable`; a context."""
     try:
         yield
     except OSError as error:
@@ -441,18 +416,24 @@ def rows_of(table: Table) -> int:
 
 
 class _Layout(NamedTuple):
-    """What a Parquet footer says: columns of the table, those with texts, types of their parts."""
+    """What a Parquet footer says: columns of the table in DuckDB's words, those with texts, types
+    of their parts.
+    """
 
-    columns: frozenset[str]
+    columns: tuple[tuple[str, str], ...]
     texts: frozenset[str]
     types: tuple[tuple[Any, ...], ...]
 
 
 def _layout(table: Table, path: str) -> _Layout:
     schema = pq.read_metadata(path).schema
-    texts, types = set[str](), list[tuple[Any, ...]]()
+    columns, texts, types = dict[str, str](), set[str](), list[tuple[Any, ...]]()
+    for each in named_columns(schema.to_arrow_schema()):
+        columns.setdefault(each.name.lower(), ".".join(map(quoted, each.path)))
     for part in map(schema.column, range(len(schema))):
-        column = (part.path if part.path == part.name else part.path.split(".")[0]).lower()
+        column = part.path.lower()
+        if part.max_repetition_level or column not in columns:
+            column = column.split(".")[0]
         if column not in table.columns:
             continue
         kind = (part.physical_type, str(part.logical_type), part.converted_type)
@@ -460,7 +441,8 @@ def _layout(table: Table, path: str) -> _Layout:
         types.append((column, part.path.lower(), *kind, *size))
         if kind[0] == "BYTE_ARRAY" and (part.logical_type.type, kind[2]) != ("NONE", "NONE"):
             texts.add(column)
-    return _Layout(frozenset(column for column, *_ in types), frozenset(texts), (*types,))
+    present = {column: columns[column] for column, *_ in types}
+    return _Layout((*present.items(),), frozenset(texts), (*types,))
 
 
 def parquet_view(table: Table, piece: Piece | None, lots: int) -> str:
@@ -519,17 +501,17 @@ def _rows_query(table: Table, layout: _Layout, paths: list[str], condition: str)
         return f"(FROM {rows}{condition})" if condition else rows
 
     forms = {column: {logical.upper(), old} for column, _, _, logical, old, *_ in layout.types}
-    items = []
+    items, places = [], dict(layout.columns)
     for column, kind in table.columns.items():
-        name, stored = quoted(column), forms.get(column, set[str]())
-        item = f"a.{name}" if column in layout.columns else "NULL"
+        place, stored = places.get(column), forms.get(column, set[str]())
+        item = "NULL" if place is None else f"a.{place}"
         if column in layout.texts:
-            item = f"CASE WHEN a.{name} = b.{name} THEN a.{name} END"
+            item = f"CASE WHEN a.{place} = b.{place} THEN a.{place} END"
         if "UINT_64" in stored and kind == "INT64" and column in table.units:
             item = _signed(f"({item})::HUGEINT")
         if "UUID" in stored:
             item = f"unhex(replace({item}::VARCHAR, '-', ''))"
-        items.append(f"{item} AS {name}")
+        items.append(f"{item} AS {quoted(column)}")
     source = f"{read('')} AS a"
     if layout.texts:
         replaced, ignored = (
@@ -550,50 +532,59 @@ def check_columns(table: Table, paths: Iterable[str], unpacked: bool = True) -> 
         RunError: a file has not the columns of the catalog, or none that can be read.
         UsageError: a compressed text cannot be unpacked to its end, or a page is damaged.
     """
-    if table.kind == "parquet":
+    if table.kind in COLUMNAR:
         # Every column is in one of the files: DuckDB has columns of its own for what no file has,
         # among them a row's number in its file, which depends on the rows of other units.
-        columns = {name.lower() for path in paths for name in columns_of(table, path)}
+        columns = set[str]()
+        for path in paths:
+            names = [each.name.lower() for each in columns_of(table, path)]
+            for column in table.columns:
+                if names.count(column) > 1:
+                    raise missing_column(table, column)
+            columns |= {*names}
         missing = table.columns.keys() - columns
         if missing:
             raise missing_column(table, min(missing))
         for path in paths if unpacked else ():
-            named = [name for name in columns_of(table, path) if name.lower() in table.columns]
-            with _readable(table):
-                check_whole(path, named, f"table {table.name}", "a file of it")
+            named, where = names_of(table, path), f"table {table.name}"
+            with readable(table):
+                check_whole(path, named, where, "a file of it", table.kind)
         return
     for path in paths:
         if unpacked:  # one that is not whole would be read as nothing, or not to its end
-            with _readable(table), open(path, "rb") as raw:
+            with readable(table), open(path, "rb") as raw:
                 checked_codec(raw, path, table.kind, f"table {table.name}", "a file of it")
         names_in(table, path)
 
 
-def columns_of(table: Table, path: str) -> list[str]:
-    """Return the columns of a Parquet file whose pages DuckDB may decode as they are.
+def names_of(table: Table, path: str) -> list[str]:
+    """Return the table's columns as a file with a schema writes them; raises as `columns_of`."""
+    return [each.name for each in columns_of(table, path) if each.name.lower() in table.columns]
+
+
+def columns_of(table: Table, path: str) -> list[Named]:
+    """Return the columns of a file with a schema, whose pages DuckDB may decode as they are.
 
     Raises:
-        RunError: it is no Parquet file.
+        RunError: it is no file of the table's kind.
         UnpacksTooLargeError: see `refuse_large`.
     """
-    meta, schema = _footer(table, path)
-    needed = [name for name in schema.names if name.lower() in table.columns]
-    refuse_large(meta, needed, f"table {table.name}", "a file of it")
-    return list(schema.names)
-
-
-def _footer(table: Table, path: str) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return the footer of a Parquet file."""
     try:
-        meta = pq.read_metadata(path)
-        return meta, meta.schema.to_arrow_schema()
+        meta = pq.read_metadata(path) if table.kind == "parquet" else None
+        kind = cast(FileKind, table.kind)
+        schema = schema_of(path, kind) if meta is None else meta.schema.to_arrow_schema()
     except (OSError, pa.ArrowException) as error:
-        failed = disk_errors.decode_error(is_not(table, "Parquet"), error, Path(path))
-    raise failed
+        other = is_not(table, table.kind.capitalize())
+        raise disk_errors.decode_error(other, error, Path(path)) from None
+    columns = named_columns(schema)
+    if meta is not None:
+        needed = [each.name for each in columns if each.name.lower() in table.columns]
+        refuse_large(meta, needed, f"table {table.name}", "a file of it")
+    return columns
 
 
 def divisible(table: Table, path: str) -> bool:
     """Return whether a Parquet file can be read in pieces: rows have a number in a column of that
     name.
     """
-    return _NUMBER not in {name.lower() for name in columns_of(table, path)}
+    return _NUMBER not in {each.name.lower() for each in columns_of(table, path)}

@@ -40,30 +40,30 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
-from dpstream.accounting.places import FILE_KINDS
+from dpstream.accounting.places import COLUMNAR, FILE_KINDS, FileKind
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.formats.columnar import opened
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.dialect import recoded
-from dpstream.pipelines.formats.parquet import coded_batches
+from dpstream.pipelines.formats.lines import BrokenFileError
+from dpstream.pipelines.formats.parquet import coded_batches, number_of_groups
 from dpstream.pipelines.formats.rows import FAULTS, Reason, Refused
-from dpstream.pipelines.formats.texts import BrokenFileError
+from dpstream.pipelines.tables.arrow import parts_of
 from dpstream.pipelines.tables.catalog import Catalog, Table, canonical
 from dpstream.pipelines.tables.databases import ServerColumn, enforces_unique, server_columns
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.files import (
     check_columns,
-    columns_of,
     files_of,
+    names_of,
     stamps,
     table_parts,
-    text_parts,
     unreadable,
 )
 from dpstream.state.disk_errors import file_errors
@@ -81,19 +81,20 @@ def check_files(table: Table) -> None:
     """
     if table.kind not in FILE_KINDS:
         return
-    fault = _parquet(table) if table.kind == "parquet" else _text(table)
+    fault = _columnar(table) if table.kind in COLUMNAR else _text(table)
     if fault is not None:
         problem, fix = fault
         raise RunError(f"table {table.name}", f"has a malformed file: {problem}", fix)
 
 
-def _parquet(table: Table) -> tuple[str, str] | None:
-    """Return what is wrong with a file of Parquet, and the fix: readers take UTF-8 for granted."""
+def _columnar(table: Table) -> tuple[str, str] | None:
+    """Return what is wrong with a file of columns, and the fix: readers take UTF-8 for granted."""
+    kind = cast(FileKind, table.kind)
     try:
         for path in files_of(table):
-            names = [name for name in columns_of(table, path) if name.lower() in table.columns]
-            for group in range(pq.read_metadata(path).num_row_groups):
-                with coded_batches(path, names, group) as (_, batches):
+            names = names_of(table, path)
+            for group in range(number_of_groups(path, kind)):
+                with coded_batches(opened(path), names, group, kind) as (_, batches):
                     for batch in batches:
                         batch.validate(full=True)
     except MemoryError:
@@ -121,7 +122,7 @@ def _text(table: Table) -> tuple[str, str] | None:
             return "it cannot be unpacked", _ANEW
         except OSError as error:
             raise unreadable(table, error) from None
-        for part in text_parts(table, path):
+        for part in parts_of(table, path):
             if isinstance(part, Refused):
                 problem, fix = FAULTS[Reason(part.reasons[0])]
                 where = f"row {part.offsets[0]:,}, from 0 without header and blank lines"

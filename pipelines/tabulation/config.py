@@ -31,7 +31,7 @@ from dpstream.accounting.tabulation.parameters import (
     Parameters,
     Program,
 )
-from dpstream.pipelines.formats.texts import BOM
+from dpstream.pipelines.formats.lines import BOM
 from dpstream.pipelines.tabulation.text import Faults
 
 CONFIG = "config.json"

@@ -33,8 +33,8 @@ from dpstream.accounting.errors import InvariantError, PolicyError
 from dpstream.accounting.tabulation.parameters import AGE_BINS, OLDEST, Parameters
 from dpstream.dp_transforms.tabulation.domain import PublicFiles
 from dpstream.dp_transforms.tabulation.expand import RACES, Int8, Records
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, split, too_long, with_nul
 from dpstream.pipelines.formats.rows import Refused
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, split, too_long, with_nul
 from dpstream.pipelines.tabulation.config import states_of
 from dpstream.pipelines.tabulation.public_files import BLOCK, BLOCK_DIGITS, is_in, searched
 from dpstream.pipelines.tabulation.text import (

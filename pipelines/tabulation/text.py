@@ -22,16 +22,15 @@ import pyarrow.compute as pc
 from dpstream.accounting import limits
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.errors import UsageError
-from dpstream.pipelines.formats.texts import (
+from dpstream.pipelines.formats.lines import (
     BOM,
     MAX_LINE_BYTES,
     BrokenFileError,
-    arrow_columns,
-    columns_of,
     split,
     too_long,
     with_nul,
 )
+from dpstream.pipelines.formats.texts import arrow_columns, columns_of
 from dpstream.state.disk_errors import cause_of
 
 #: Faults of one rule and column of a file that are listed one by one; the rest is counted.

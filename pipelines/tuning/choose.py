@@ -31,6 +31,7 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import exact
+from dpstream.accounting.places import COLUMNAR
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.tuning.answer import (
     ChosenBounds,
@@ -60,9 +61,9 @@ from dpstream.pipelines.formats.compression import (
     codec_of,
     plain_by_name,
 )
+from dpstream.pipelines.formats.lines import BLOCK_BYTES, BrokenFileError
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.formats.rows import unreadable
-from dpstream.pipelines.formats.texts import BLOCK_BYTES, BrokenFileError
 from dpstream.pipelines.jobs.charging import spend_of
 from dpstream.pipelines.jobs.committed import Receipt, unit_of
 from dpstream.pipelines.jobs.job import Job
@@ -157,7 +158,7 @@ def content_of(path: str, kind: str) -> Content:
         OSError: the file cannot be read.
     """
     with open(path, "rb") as raw:
-        if kind != "parquet":
+        if kind not in COLUMNAR:
             try:
                 stream, size, digest = plain_by_name(raw, path, kind), 0, _digest()
                 while block := stream.read(BLOCK_BYTES):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dpstream.pipelines.formats import texts as text_files
-from dpstream.pipelines.formats.texts import line_blocks
+from dpstream.pipelines.formats.lines import line_blocks
 from tests.fuzz import run, settings, texts
 
 #: Inputs of each target in ``make test``, 10 CPU seconds together.

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dpstream.accounting.errors import UsageError
 from dpstream.pipelines.formats import compression
-from dpstream.pipelines.formats import texts as line_module
+from dpstream.pipelines.formats import lines as line_module
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.formats.texts import read_text
 

@@ -6,10 +6,13 @@
 
 import bz2
 import gzip
+import io
 import itertools
 import json
+import lzma
 import random
 import uuid
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -19,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import feather, orc
 
 SHOPS = ("Läden", "shop; two", 'the "third"')
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,6 +58,7 @@ class Variant(NamedTuple):
         table: lines of the table's section, without path and columns of units.
         unit: type of the unit.
         whole_days: whether only the day of a time is written.
+        inside: path of the object that holds all fields, with its point.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Variant(NamedTuple):
     table: str = 'time_column = "at"'
     unit: str = "int"
     whole_days: bool = False
+    inside: str = ""
 
 
 # --- CSV -------------------------------------------------------------------------------------
@@ -115,8 +121,18 @@ ENCODINGS = (
     "iso8859-15",
 )
 HEADS = ("header", "preamble", "no header", "mark")
+
+
+def zipped(data: bytes, members: int = 1) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(members):
+            archive.writestr(f"day {number}.csv", data)
+    return buffer.getvalue()
+
+
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress,
+    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zip": zipped,
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
 }  # fmt: skip
 NAMES = ("user", "shop", "at", "amount")
@@ -135,9 +151,10 @@ def csv_of(
     head: str = "header",
     packer: str = "",
     end: str = "\n",
+    breaks: bool = False,
 ) -> Variant:
     def line(*fields: str) -> str:
-        special = (delimiter, '"')
+        special = (delimiter, '"', "\n")
         quoted = (
             '"' + field.replace('"', '""') + '"' if any(s in field for s in special) else field
             for field in fields
@@ -146,12 +163,18 @@ def csv_of(
 
     written = CLOCKS[time]
     text = "".join(
-        line(str(row.user), row.shop, written.text(row.at), amount_text(row.amount, *signs))
+        line(
+            str(row.user),
+            row.shop,
+            written.text(row.at),
+            amount_text(row.amount, *signs),
+            *[f'no {end}"{end * 2}comma{delimiter}'] * breaks,
+        )
         for row in ROWS
     )
     first = {"no header": "", "preamble": f"Report of a day{end}{end}"}.get(head, "")
     if head != "no header":
-        first += line(*NAMES)
+        first += line(*NAMES, *["note"] * breaks)
     marked = head in ("mark", "no header") and encoding.startswith("utf")
     mark = "\ufeff".encode(encoding) if marked else b""
     fields = {
@@ -160,10 +183,12 @@ def csv_of(
         "thousands": signs[1] and json.dumps(signs[1]),
         "encoding": encoding != "utf-8" and json.dumps(encoding),
         "skip_rows": head == "preamble" and "2",
-        "names": head == "no header" and json.dumps(NAMES),
+        "names": head == "no header" and json.dumps([*NAMES, *["note"] * breaks]),
+        "line_breaks_in_quotes": breaks and "true",
     }
     declared = ", ".join(f"{name} = {value}" for name, value in fields.items() if value)
     form = [DELIMITERS[delimiter], SIGNS[signs], encoding, head, "crlf" * (end != "\n"), time]
+    form += ["breaks"] * breaks
     return Variant(
         "-".join(filter(None, form)).replace(" ", "_") + f".csv{packer}",
         PACKERS[packer](mark + (first + text).encode(encoding)),
@@ -175,7 +200,7 @@ def csv_of(
 AXES: dict[str, list[Any]] = {
     "time": list(CLOCKS), "delimiter": list(DELIMITERS), "signs": list(SIGNS),
     "encoding": list(ENCODINGS), "head": list(HEADS), "packer": list(PACKERS),
-    "end": ["\n", "\r\n"],
+    "end": ["\n", "\r\n"], "breaks": [False, True],
 }  # fmt: skip
 
 
@@ -198,6 +223,29 @@ def jsonl_of(name: str, declared: str, value: Callable[[datetime], object]) -> V
     )
     data = "".join(json.dumps(record) + "\n" for record in objects).encode()
     return Variant(f"{name}.jsonl", data, f'time_column = {{ column = "at"{declared} }}')
+
+
+def json_variants() -> list[Variant]:
+    """The objects of lines in an array, and in other objects."""
+    [plain] = [variant for variant in JSON_LINES if variant.name == "rfc.jsonl"]
+    records = [json.loads(line) for line in plain.data.splitlines()]
+    spiked = [record | {"more": '\\"}], [{"', "list": [[], {}]} for record in records]
+    arrays = {
+        "array": json.dumps(spiked),
+        "lines": json.dumps(spiked, indent=1, ensure_ascii=False),
+    }
+    texts = {f"{name}.json": text.encode() for name, text in arrays.items()}
+    texts["array.json.xz"] = lzma.compress(texts["array.json"])
+    inner = [json.dumps({"event": {"deep": record}}) for record in spiked]
+    return [
+        *(plain._replace(name=name, data=text) for name, text in texts.items()),
+        within(plain._replace(name="nested.jsonl", data="\n".join(inner).encode()), "event.deep."),
+    ]
+
+
+def within(variant: Variant, inside: str) -> Variant:
+    table = variant.table.replace('column = "', f'column = "{inside}')
+    return variant._replace(table=table, inside=inside)
 
 
 JSON_LINES = [
@@ -261,32 +309,75 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+Writer = Callable[..., object]
+
+
 def parquet_of(
-    unit: str = "string", time: str = "naive", amount: str = "double", layout: str = "plain"
+    unit: str = "string",
+    time: str = "naive",
+    amount: str = "double",
+    layout: str = "plain",
+    ending: str = "parquet",
+    write: Writer = pq.write_table,
+    inside: str = "",
 ) -> Variant:
     kind, users = UNITS[unit]
     declared, times = TIMES[time]
     shops = pa.array([row.shop for row in ROWS])
     table = pa.table({"user": users, "shop": shops, "at": times, "amount": AMOUNTS[amount]})
+    for name in filter(None, reversed(inside.split("."))):
+        table = pa.table({name: pa.chunked_array([table.to_struct_array().combine_chunks()])})
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, **LAYOUTS[layout])
-    name = f"{unit}-{time}-{amount}-{layout}.parquet".replace(" ", "_")
+    write(table, sink, **LAYOUTS[layout])
+    name = f"{inside}{unit}-{time}-{amount}-{layout}.{ending}".replace(" ", "_")
     column = f'time_column = {{ column = "at"{declared} }}'
-    return Variant(name, sink.getvalue().to_pybytes(), column, kind, whole_days=time == "date")
+    data = sink.getvalue().to_pybytes()
+    return within(Variant(name, data, column, kind, whole_days=time == "date"), inside)
+
+
+#: Forms that ORC has not; `orc` writes no dictionaries.
+NOT_ORC = {"dictionary", "string_view", "uuid", "uint64", "uint64 millis"}
+
+
+def columnar_variants() -> list[Variant]:
+    """Arrow and ORC by type, and all formats with all columns in a struct."""
+    writers: dict[str, Writer] = {"arrow": feather.write_feather, "orc": orc.write_table}
+    forms: list[dict[str, Any]] = [{"unit": unit} for unit in UNITS]
+    forms += [{"time": time} for time in TIMES]
+    forms += [{"amount": amount} for amount in AMOUNTS] + [{"inside": "event."}]
+    plain = [
+        parquet_of(**form, ending=ending, write=write)
+        for ending, write in writers.items()
+        for form in forms
+        if ending != "orc" or not NOT_ORC & {*form.values()}
+    ]
+    units = ("uint64", "string", "large_string", "dictionary", "binary", "uuid")
+    nested = [parquet_of(unit, inside="event.") for unit in units]
+    return [*plain, *nested, parquet_of("int64", "zone", "decimal", "groups", inside="a.b.")]
 
 
 def parquet_variants() -> list[Variant]:
-    axes = {"unit": UNITS, "time": TIMES, "amount": AMOUNTS, "layout": LAYOUTS}
+    forms = {"unit": UNITS, "time": TIMES, "amount": AMOUNTS, "layout": LAYOUTS}
+    axes: dict[str, list[Any]] = {axis: list(values) for axis, values in forms.items()}
     alone = [parquet_of(**{axis: value}) for axis, values in axes.items() for value in values]
     drawn = random.Random(53)
     mixed = (
-        parquet_of(**{axis: drawn.choice(list(values)) for axis, values in axes.items()})
+        parquet_of(**{axis: drawn.choice(values) for axis, values in axes.items()})
         for _ in range(25)
     )
     return list({v.name: v for v in itertools.chain(alone, mixed)}.values())
 
 
-VARIANTS = {v.name: v for v in [*csv_variants(), *JSON_LINES, *parquet_variants()]}
+VARIANTS = {
+    v.name: v
+    for v in [
+        *csv_variants(),
+        *JSON_LINES,
+        *json_variants(),
+        *parquet_variants(),
+        *columnar_variants(),
+    ]
+}
 
 
 def instant_of(row: Row, variant: Variant) -> int:

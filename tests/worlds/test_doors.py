@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
+import msgspec
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -18,15 +19,20 @@ import pytest
 from pyarrow.dataset import dataset
 
 import dpstream
+from dpstream.accounting.fields import Field
+from dpstream.accounting.places import FILE_KINDS, file_kind
 from dpstream.accounting.strength import WeakGuaranteeWarning
+from dpstream.accounting.workloads.attributes import Attribute
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.keys import CellDomain
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.records.reading import Letters, files_of, records_of
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.engine import Engine
+from dpstream.pipelines.workload.registered import bounded
 from tests.worlds.fixtures import ROWS, SHOPS, VARIANTS, Variant, instant_of, write
 
 PROJECT = """\
@@ -39,14 +45,13 @@ account = {{ path = "account.db", id = "0123456789abcdef" }}
 
 [table.day]
 path = "{path}"
-unit_column = "user"
+unit_column = "{inside}user"
 {table}
 
 [job.daily]
 table = "day"
-key = ["shop"]
+key = ["{inside}shop"]
 aggregate.records = {{ kind = "count" }}
-aggregate.amount = {{ kind = "sum", column = "amount", bounds = [-10000, 10000], grid = 0.01 }}
 start = "2024-03-01T00:00:00Z"
 end = "2024-05-01T00:00:00Z"
 window = "61 days"
@@ -54,6 +59,12 @@ release_every = "61 days"
 budget = {{ epsilon = 1, delta = 1e-6, covers = "window" }}
 contributions = 1000
 sink = {{ kind = "parquet", path = "releases" }}
+
+[job.daily.aggregate.amount]
+kind = "sum"
+column = "{inside}amount"
+bounds = [-10000, 10000]
+grid = 0.01
 """
 TYPES = {"int": "INT64", "string": "STRING", "bytes": "BYTES"}
 SESSION = """\
@@ -69,11 +80,12 @@ path = "{path}"
 {table}
 
 [table.day.dimension]
-shop = {{ type = "category", values = {shops} }}
-amount = {{ type = "real", low = -10000, high = 10000, step = 100 }}
+shop = {{ type = "category", values = {shops}, column = "{inside}shop" }}
+amount = {{ type = "real", low = -10000, high = 10000, step = 100, column = "{inside}amount" }}
 epsilon = {{ type = "budget", value = 1.0, most = 1.0, step = 0.5 }}
 
 [table.day.dimension.at]
+column = "{inside}at"
 type = "timestamp"
 low = "2024-03-01T00:00:00Z"
 high = "2024-05-01T00:00:00Z"
@@ -112,7 +124,7 @@ def project(folder: Path, variant: Variant, text: str = PROJECT, table: str = ""
     (folder / "dpstream.toml").write_text(
         text.format(
             unit=variant.unit, secret=SECRET, path=variant.name, table=f"{variant.table}\n{table}",
-            shops=list(SHOPS),
+            shops=list(SHOPS), inside=variant.inside,
         )
     )  # fmt: skip
     return folder
@@ -126,7 +138,8 @@ def through_a_job(folder: Path, variant: Variant) -> Day:
     for batch in canonical_records(job, job.plan, KeyRing(bytes.fromhex(SECRET))):
         rows = batch.to_pydict()
         times += rows["stamp"]
-        for shop, unit, value in zip(rows["shop"], rows["unit"], rows["v1"], strict=True):
+        shops = rows[f"{variant.inside}shop"]
+        for shop, unit, value in zip(shops, rows["unit"], rows["v1"], strict=True):
             records[shop] += 1
             amount[shop] += value
             units[shop].add(bytes(unit))
@@ -135,25 +148,39 @@ def through_a_job(folder: Path, variant: Variant) -> Day:
 
 
 def through_sql(folder: Path, variant: Variant) -> Day:
-    text = not variant.name.endswith("parquet")
-    columns = f"user = '{TYPES[variant.unit]}', shop = 'STRING', at = 'TIMESTAMP'"
-    typed = f"columns = {{ {columns}, amount = 'NUMERIC' }}" if text else ""
+    kinds = {"user": TYPES[variant.unit], "shop": "STRING", "at": "TIMESTAMP", "amount": "NUMERIC"}
+    columns = ", ".join(f"'{variant.inside}{name}' = '{kind}'" for name, kind in kinds.items())
+    typed = f"columns = {{ {columns} }}" if is_text(variant.name) else ""
+    user, shop, at, amount = (f'"{variant.inside}{name}"' for name in kinds)
     catalog = load_catalog(project(folder, variant, table=typed))
     with Engine(catalog, ["day"]) as engine:
         rows = engine.run(
-            'SELECT shop, COUNT(*) AS records, COUNT(DISTINCT "user") AS units, '
-            "SUM(CAST(amount AS DECIMAL(20, 2))) AS amount FROM day GROUP BY shop"
+            f"SELECT {shop} AS shop, COUNT(*) AS records, COUNT(DISTINCT {user}) AS units, "
+            f"SUM(CAST({amount} AS DECIMAL(20, 2))) AS amount FROM day GROUP BY 1"
         ).to_pylist()
         times = list[int]()
-        if catalog.tables["day"].columns["at"] in ("TIMESTAMP", "DATETIME", "DATE"):
-            at = engine.run('SELECT EPOCH_US("at"::TIMESTAMP) AS t FROM day ORDER BY t')
-            times = at["t"].to_pylist()
+        if catalog.tables["day"].columns[at.strip('"')] in ("TIMESTAMP", "DATETIME", "DATE"):
+            instants = engine.run(f"SELECT EPOCH_US({at}::TIMESTAMP) AS t FROM day ORDER BY t")
+            times = instants["t"].to_pylist()
     return Day(
         {row["shop"]: row["records"] for row in rows},
         {row["shop"]: row["units"] for row in rows},
         {row["shop"]: int(Decimal(row["amount"]) * 100) for row in rows},
         times,
     )
+
+
+def is_text(name: str) -> bool:
+    return not name.endswith(("parquet", "arrow", "orc"))
+
+
+def through_a_workload(folder: Path, variant: Variant) -> dict[str, int]:
+    """Records by key: the cells of a domain."""
+    job = load_job(project(folder, variant, PROJECT.replace('"window"', '"lifetime"')))
+    domain = CellDomain((Attribute("shop", SHOPS),), (Field(f"{variant.inside}shop"),))
+    once = msgspec.structs.replace(job, plan=job.plan.once()).with_key(domain.key)
+    codes = bounded(once, domain, KeyRing(bytes.fromhex(SECRET))).codes
+    return {SHOPS[code]: int((codes == code).sum()) for code in np.unique(codes)}
 
 
 def through_a_session(folder: Path, variant: Variant) -> tuple[dict[str, int], list[int]]:
@@ -191,8 +218,11 @@ def through_a_table(data: Any) -> tuple[dict[str, int], dict[str, int]]:
     return counts, units
 
 
+FLAT = [name for name, variant in VARIANTS.items() if "parquet" in name and not variant.inside]
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("name", [name for name in VARIANTS if "parquet" in name])
+@pytest.mark.parametrize("name", FLAT)
 def test_a_question_about_a_table_counts_the_day(name: str, library: str, tmp_path: Path) -> None:
     data = LIBRARIES[library](write(tmp_path, VARIANTS[name]))
     expected = truth(VARIANTS[name])
@@ -211,12 +241,17 @@ OTHER_TIMES = ("seconds", "millis", "micros-", "local", "text")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_sql_reads_the_day(name: str, tmp_path: Path) -> None:
     day, expected = through_sql(tmp_path, VARIANTS[name]), truth(VARIANTS[name])
-    if name.endswith("parquet") and any(form in name for form in OTHER_TIMES):
+    if not is_text(name) and any(form in name for form in OTHER_TIMES):
         expected = expected._replace(times=day.times)
     assert day == expected
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if "parquet" not in name])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_workload_reads_the_day(name: str, tmp_path: Path) -> None:
+    assert through_a_workload(tmp_path, VARIANTS[name]) == truth(VARIANTS[name]).records
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_session_reads_the_day(name: str, tmp_path: Path) -> None:
     expected = truth(VARIANTS[name])
     records, hours = through_a_session(tmp_path, VARIANTS[name])
@@ -227,6 +262,6 @@ def test_a_session_reads_the_day(name: str, tmp_path: Path) -> None:
 
 def test_there_are_enough_variants() -> None:
     assert len(VARIANTS) >= 150
-    forms = {Path(name).suffixes[0] for name in VARIANTS}
-    assert forms == {".csv", ".jsonl", ".parquet"}
+    forms = {file_kind(name) for name in VARIANTS}
+    assert forms == {*FILE_KINDS}
     assert len(list(itertools.chain(ROWS))) == 96

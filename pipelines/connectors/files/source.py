@@ -21,7 +21,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, UsageError
-from dpstream.accounting.places import FILE_KINDS, file_kind
+from dpstream.accounting.places import COLUMNAR, FILE_KINDS, file_kind
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.ingest.records import (
     Canonicaliser,
@@ -105,8 +105,8 @@ def groups(job: Job, files: Sequence[SourceFile] | None = None) -> list[Group]:
 
 def _pieces_of(job: Job, file: SourceFile) -> Iterator[Piece]:
     kind = job.source.kind
-    if kind == "parquet":
-        starts = row_groups(file.path, job.columns, "table.path", file_in_words(file))
+    if kind in COLUMNAR:
+        starts = row_groups(file.path, job.columns, "table.path", file_in_words(file), kind)
         if starts is None:
             refuse_packed_parquet(file.path, "table.path", file_in_words(file))
             yield "unreadable", file.partition, file.path, 0, 0
@@ -130,8 +130,8 @@ def read_piece(piece: Piece, columns: tuple[str, ...], csv: CsvSection = COMMAS)
     kind, _, path, group, first_row = piece
     if kind == "unreadable":
         yield refuse(0, Reason.UNREADABLE_FILE)
-    elif kind == "parquet":
-        yield from read_row_group(path, columns, group, first_row)
+    elif kind in COLUMNAR:
+        yield from read_row_group(path, columns, group, first_row, kind)
     else:
         text, _, codec = kind.partition("+")
         with open(path, "rb") as raw:
@@ -150,7 +150,7 @@ def read_group(
     if len(group) == 1:
         yield from _alone(group[0], columns, batch_rows, csv)
         return
-    if kind == "parquet":
+    if kind in COLUMNAR:
         dead = list[ReadRows]()
         yield from _many_parquet(group, columns, batch_rows, dead)
         yield from dead
@@ -331,7 +331,7 @@ def recorded(job: Job, pattern: str, field: str) -> Job:
         raise UsageError(
             field,
             f"names no kind of files, and table.format is '{source.kind}'",
-            "give a path that ends in .parquet, .csv or .jsonl",
+            "give a path that ends in .parquet, .csv or .jsonl, for example",
         )
     plan = job.plan
     if plan.stamp in GIVEN_COLUMNS:

@@ -10,17 +10,19 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
-from dpstream.dp_transforms.ingest.columns import value_type
+from dpstream.accounting.places import COLUMNAR, FileKind
+from dpstream.dp_transforms.ingest.columns import named_columns, value_type
+from dpstream.pipelines.formats.columnar import schema_of
 from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.parquet import check_whole, is_os_error, row_groups
-from dpstream.pipelines.formats.texts import BrokenFileError, csv_header, csv_positions
+from dpstream.pipelines.formats.texts import csv_header, csv_positions
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.sections import CsvSection, TimeColumn
 from dpstream.state.disk_errors import file_errors
@@ -64,31 +66,36 @@ def check_types(job: Job, files: "Sequence[SourceFile] | None" = None) -> None:
 
     if job.source.kind == "csv":
         _check_headers(manifest(job) if files is None else files, job.reading.csv)
-    if job.source.kind != "parquet":
+    kind = cast(FileKind, job.source.kind)
+    if kind not in COLUMNAR:
         return
     roles, files = list(_roles(job)), manifest(job) if files is None else files
     for file in files:
+        subject = file_in_words(file)
         with file_errors("table.path", "cannot be read"):
-            schema = _schema(file.path)
+            schema = _schema(file.path, kind)
             if schema is None:
                 raise UsageError(
                     "table.path",
-                    f"{file_in_words(file)} is not readable as Parquet"
+                    f"{subject} is not readable as {kind.capitalize()}"
                     f"{'' if file.size else ': it has no byte'}",
                     "make it again from its source, take it away, or correct table.format",
                 )
-            _check_schema(schema, roles, file_in_words(file))
-            check_whole(file.path, job.columns, "table.path", file_in_words(file))
+            _check_schema(schema, roles, subject)
+            row_groups(file.path, job.columns, "table.path", subject, kind)
+            check_whole(file.path, job.columns, "table.path", subject, kind)
 
 
 def _check_schema(schema: pa.Schema, roles: Sequence[_Role], file: str) -> None:
     """Refuse a wrong type of a column; a missing column is refused when the file is read."""
+    columns = named_columns(schema)
     for role in roles:
-        at = schema.get_all_field_indices(role.column)
-        if len(at) != 1:
+        types = [column.type for column in columns if column.name == role.column]
+        if len(types) != 1:
             continue
-        kind = value_type(schema.field(at[0]).type)
-        if not role.fits(kind):
+        kind = value_type(types[0])
+        no_text = isinstance(types[0], pa.UuidType) and role.need == _NEED.format("string")
+        if no_text or not role.fits(kind):
             raise UsageError(
                 role.field,
                 f"column '{role.column}' is {_type_name(kind)} in {file}, and {role.need}",
@@ -106,9 +113,9 @@ def check_file(job: Job, path: str) -> None:
     """
     kind, subject = job.source.format or job.source.kind, f"file {Path(path).name!r}"
     with contextlib.suppress(OSError, BrokenFileError):
-        if kind == "parquet":
-            row_groups(path, job.data_columns, subject=subject)
-            schema = _schema(path)
+        if kind in COLUMNAR:
+            row_groups(path, job.data_columns, subject=subject, kind=kind)
+            schema = _schema(path, kind)
             if schema is not None:
                 _check_schema(schema, list(_roles(job)), subject)
         if kind != "csv":
@@ -140,10 +147,9 @@ def _check_headers(files: "Sequence[SourceFile]", csv: CsvSection) -> None:
             )
 
 
-def _schema(path: str) -> pa.Schema | None:
+def _schema(path: str, kind: FileKind) -> pa.Schema | None:
     try:
-        with pq.ParquetFile(pa.OSFile(path), pre_buffer=False) as file:
-            return file.schema_arrow
+        return schema_of(path, kind)
     except MemoryError:
         raise
     except (OSError, pa.ArrowException) as error:
@@ -187,15 +193,13 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
             table = f'{{ column = "{field.column}", type = "{declared}" }}'
             return f"write {form % table}"
         if _types.is_struct(kind) and kind.num_fields:
-            inner = kind.field(0).name
-            new = f"{field.column}_{inner}"
-            part = f"{_quoted(field.column)}.{_quoted(inner)} AS {_quoted(new)}"
-            return f"use one of its parts: {_rewrite(job, f'*, {part}')}"
+            return f"name one of its parts, as '{field.column}.{kind.field(0).name}'"
         return f"use a column of text or whole numbers, or {_cast(job, field.column, 'VARCHAR')}"
 
-    return _Role(where, field.column, _FITS[field.type], f"is declared '{field.type}'", fix)
+    return _Role(where, field.column, _FITS[field.type], _NEED.format(field.type), fix)
 
 
+_NEED = "is declared '{}'"
 #: Whole numbers of a stamp are microseconds.
 _COUNTED = TimeColumn("", unit="us")
 

@@ -40,8 +40,9 @@ from dpstream.pipelines.connectors.kafka.client import (
     make_client,
     name_of,
 )
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, runs
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
+from dpstream.pipelines.formats.texts import Objects
 from dpstream.pipelines.project.source import Source
 
 #: Seconds a question may take at the start, and from a worker (which asks again later).

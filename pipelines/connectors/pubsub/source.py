@@ -70,8 +70,9 @@ from dpstream.pipelines.connectors.inputs import (
     stands,
     wall_micros,
 )
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Part, Reason, Refused, Rows
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
+from dpstream.pipelines.formats.texts import Objects
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.text import duration_micros
 from dpstream.state.connecting import PASSING, reach, retry

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import UsageError, required
-from dpstream.accounting.places import matching
+from dpstream.accounting.places import COLUMNAR, FileKind, matching
 from dpstream.accounting.regions.space import (
     Budget,
     Category,
@@ -145,8 +145,8 @@ def _parts_of(path: str, needed: Sequence[str], csv: CsvSection) -> Iterator[Par
     kind, field = kind_of(path, "records"), "records"
     name = os.path.basename(path)
     try:
-        if kind == "parquet":
-            yield from _parquet(path, needed, name)
+        if kind in COLUMNAR:
+            yield from _columnar(path, needed, name, kind)
             return
         with open(path, "rb") as raw:
             codec = checked_codec(raw, path, kind, field, name)
@@ -167,15 +167,15 @@ def _parts_of(path: str, needed: Sequence[str], csv: CsvSection) -> Iterator[Par
         raise file_error("records", "cannot be read", error) from None
 
 
-def _parquet(path: str, needed: Sequence[str], name: str) -> Iterator[Part]:
-    starts = row_groups(path, needed, "records", name)
+def _columnar(path: str, needed: Sequence[str], name: str, kind: FileKind) -> Iterator[Part]:
+    starts = row_groups(path, needed, "records", name, kind)
     if starts is None:
         refuse_packed_parquet(path, "records", name)
         yield refuse(0, Reason.UNREADABLE_FILE)
     else:
-        check_whole(path, needed, "records", name)
+        check_whole(path, needed, "records", name, kind)
     for group, first in enumerate(starts or ()):
-        yield from read_row_group(path, needed, group, first)
+        yield from read_row_group(path, needed, group, first, kind)
 
 
 def _records(

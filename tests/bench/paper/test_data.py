@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from scipy import stats
 
 from dpstream.pipelines.demo import first_of_each
-from dpstream.pipelines.formats.texts import BLOCK_BYTES
+from dpstream.pipelines.formats.lines import BLOCK_BYTES
 from tests.bench.paper import reddit
 from tests.bench.paper.__main__ import paper
 from tests.bench.paper.reddit import LARGEST, OTHERS, POSTS_PER_USER, Reddit

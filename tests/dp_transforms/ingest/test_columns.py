@@ -115,6 +115,7 @@ INT_LAYOUTS: list[tuple[str, Layout, list[Any]]] = [
     ),
     ("decimal", cast(pa.decimal128(38, 1)), [Decimal(7), Decimal("7.5"), Decimal(2**53 + 1), None]),
     ("huge decimal", cast(pa.decimal256(76, 0)), [Decimal(-3), Decimal(10) ** 70, None]),
+    ("fine decimal", cast(pa.decimal128(38, 9)), [Decimal(0), Decimal("1E-9"), Decimal(9), None]),
     (
         "text",
         cast(pa.string()),

@@ -163,8 +163,8 @@ def test_columns_that_no_statement_can_name(
     assert call("init", "many.csv", *VISITS, "--new-account").exit_code == 2
     flags = (*VISITS, "--data-set", "many", "--new-account")
     assert call("init", "many.csv", *flags).exit_code == 0 and columns_of("many") == TYPES
-    Path("odd.csv").write_text("the.user,the.page,the.time\n")
-    odd = ("--unit", "the.user", "--key", "the.page", "--time", "the.time", *VISITS[11:])
+    Path("odd.csv").write_text("the:user,the:page,the:time\n")
+    odd = ("--unit", "the:user", "--key", "the:page", "--time", "the:time", *VISITS[11:])
     done = call("init", "odd.csv", *odd, "--data-set", "odd", "--new-account")
     assert done.exit_code == 0 and columns_of("odd") is None, done.output
 

@@ -107,7 +107,7 @@ def test_a_person_is_asked_until_it_will_do(tmp_path: Path) -> None:
     with CliRunner().isolation("\n".join(typed) + "\n") as (out, err, *_):
         replies = answered(tmp_path, Person(True), value=("lines",))
         printed = (out.getvalue() + err.getvalue()).decode()
-    assert printed.startswith("Columns: sha, author, path, when, lines, epoch, nested\n")
+    assert printed.startswith("Columns: sha, author, path, when, lines, epoch, nested.a\n")
     assert printed.count("Error: ") == 9 and SECRET not in printed
     assert [f.column for f in replies.key] == ["path", "sha"] and replies.unit.type == "int"
     assert (replies.time, replies.values) == (WHEN, (("lines", 0, 5),)) and replies.epsilon == 1.0

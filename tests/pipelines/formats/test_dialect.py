@@ -1,5 +1,6 @@
 """Declared dialects: characters, numbers and times, against Python's own readers."""
 
+import csv
 import io
 from datetime import UTC, datetime
 from functools import partial
@@ -31,10 +32,10 @@ def test_damage_stays_within_its_line(encoding: str, damage: bytes, size: int) -
     header = "id,x\n1,".encode(encoding)
     after = "\nabc,42\n".encode(encoding)
     data = header + damage + after
-    csv = CsvSection(encoding=encoding)
+    section = CsvSection(encoding=encoding)
     rows = [
         row
-        for part in read_text("csv", io.BytesIO(data), ["id", "x"], csv=csv)
+        for part in read_text("csv", io.BytesIO(data), ["id", "x"], csv=section)
         if isinstance(part, Rows)
         for row in part.batch.to_pylist()
     ]
@@ -56,6 +57,18 @@ def test_an_encoding_has_many_names() -> None:
     text = "Zoë €\n"
     data = recoded(io.BytesIO(text.encode("cp1252")), "windows-1252").read(100)
     assert data.decode() == text
+
+
+@given(st.binary(min_size=1, max_size=4), st.sampled_from(("ascii", "iso8859-8", "cp874")))
+def test_bytes_that_are_no_characters_do_not_become_some_together(data: bytes, name: str) -> None:
+    """Two people would be one: bytes of UTF-8 in a text that is declared to be none."""
+    text = recoded(io.BytesIO(data), name).read(9)
+    try:
+        assert text.decode() == data.decode(name)
+    except UnicodeDecodeError:
+        for decode in (partial(data.decode, name), text.decode):
+            with pytest.raises(UnicodeDecodeError):
+                decode()
 
 
 FORMATS = (
@@ -107,6 +120,13 @@ def test_numbers_beyond_all_times_are_none(unit: Literal["s", "ms", "us"]) -> No
         assert instants(column, time).null_count == 2
 
 
+def test_local_times_beyond_all_times_are_none() -> None:
+    """They do not wrap around when their offset is taken away."""
+    column = pa.array([-(2**63), 0, 2**63 - 1], pa.timestamp("us"))
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        assert instants(column, TimeColumn("t", zone=zone)).is_valid().to_pylist() == [0, 1, 0]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     amount=st.decimals(-(10**9), 10**9, places=2, allow_nan=False),
@@ -151,3 +171,41 @@ def test_what_cannot_be_declared_is_refused() -> None:
         for name, section in sections.items()
     }
     check(Path(__file__).with_name("dialects.txt"), of_refusals(calls))
+
+
+_NOTE = st.text(st.sampled_from('ab,"\n\r é\xff'), max_size=6)
+
+
+@given(st.lists(st.tuples(_NOTE, _NOTE), min_size=1, max_size=9), st.sampled_from(("\n", "\r\n")))
+def test_line_breaks_between_quotes_are_text_where_they_are_declared(
+    rows: list[tuple[str, str]], end: str
+) -> None:
+    """As Python's module writes and reads them; else no line that a record is torn into is one."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL, lineterminator=end)
+    writer.writerows([("a", "b"), *rows])
+    declared = CsvSection(line_breaks_in_quotes=True)
+    assert values(buffer.getvalue(), declared) == rows
+
+
+def values(text: str, declared: CsvSection) -> list[tuple[str | None, ...]]:
+    parts = read_text("csv", io.BytesIO(text.encode()), ("a", "b"), csv=declared)
+    columns = [part.batch.columns for part in parts if isinstance(part, Rows)]
+    return [row for a, b in columns for row in zip(a.to_pylist(), b.to_pylist(), strict=True)]
+
+
+def test_an_open_quote_changes_no_other_row_unless_breaks_are_declared() -> None:
+    text = 'a,b\n1,x\n2,"y\n3,z\n4,"w\n5,v\n'
+    assert values(text, CsvSection()) == [("1", "x"), ("3", "z"), ("5", "v")]
+    declared = CsvSection(line_breaks_in_quotes=True)
+    assert values(text, declared) == [("1", "x"), ("5", "v")]
+
+
+def test_bytes_that_are_no_text_do_not_become_line_breaks() -> None:
+    parts = read_text(
+        "csv", io.BytesIO(b'a,b\n"1\xff\xfe","x\ny"\n'), ("a", "b"),
+        csv=CsvSection(line_breaks_in_quotes=True),
+    )  # fmt: skip
+    [part] = parts
+    assert isinstance(part, Rows)
+    assert part.batch.to_pylist() == [{"a": None, "b": "x\ny"}]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pyarrow import csv as pacsv
 
 from dpstream.accounting import limits
-from dpstream.pipelines.formats import texts as source_lines
+from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.encodings import encode, table_of_text
+from dpstream.pipelines.formats.lines import BOM, MAX_LINE_BYTES, BrokenFileError, split
 from dpstream.pipelines.formats.rows import (
     Reason,
     Refused,
@@ -26,10 +27,7 @@ from dpstream.pipelines.formats.rows import (
 )
 from dpstream.pipelines.formats.small import read_texts
 from dpstream.pipelines.formats.texts import (
-    BOM,
     MAX_DEPTH,
-    MAX_LINE_BYTES,
-    BrokenFileError,
     Objects,
     csv_header,
     csv_positions,
@@ -37,7 +35,6 @@ from dpstream.pipelines.formats.texts import (
     read_csv,
     read_jsonl,
     read_text,
-    split,
 )
 from tests.golden import refusals
 from tests.pipelines.connectors.files.test_source import csv_rows, json_rows

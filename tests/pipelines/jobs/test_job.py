@@ -176,7 +176,7 @@ def test_unknown_fields_are_refused_at_every_level(
         (" delta = 1e-9,", ""),
         ('end = "2014-01-07T05:00:00Z"', ""),
         ('kind = "count"', 'kind = "median"'),
-        ("*.parquet", "*.orc"),
+        ("*.parquet", "*.xlsx"),
         ("contributions = 8", "contributions = 8.5"),
         ("contributions = 8", "contributions = 0"),
         ("contributions = 8", 'contributions = "8"'),

@@ -180,7 +180,7 @@ REFUSED: list[tuple[str, Any]] = [
     )),
     ("dimension.epsilon", None), ("dimension.", {"type": "category", "values": ["a"]}),
     ("quota.epsilon", -1.0), ("quota.analyst.eve", {"epsilon": -1.0}),
-    ("unlock.share", 2.0), ("unlock.start", "soon"),
+    ("time_column", "pick_up"), ("unlock.share", 2.0), ("unlock.start", "soon"),
 ]  # fmt: skip
 REFUSED_OF_DATA_SET: list[tuple[str, Any]] = [
     ("account.path", None), ("account.path", "mysql://x"), ("account.id", None),

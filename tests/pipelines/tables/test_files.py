@@ -25,7 +25,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.pipelines.formats import texts
 from dpstream.pipelines.formats.rows import Part
 from dpstream.pipelines.sql.load import catalog_of, load_catalog
-from dpstream.pipelines.tables import files
+from dpstream.pipelines.tables import arrow, files
 from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, canonical
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError
 from dpstream.pipelines.tables.files import (
@@ -260,7 +260,7 @@ def test_a_scan_that_breaks_off_gives_no_answer(
 
     for error, kind in ((OSError(5, "u1"), RunError), (MemoryError("u1"), MemoryLimitError)):
         with Engine(tables, ["t"]) as engine, monkeypatch.context() as patch:
-            patch.setattr(files, "read_text", breaks(error))
+            patch.setattr(arrow, "read_text", breaks(error))
             for query in ("SELECT * FROM t", "SELECT COUNT(*) AS n FROM t AS a, t AS b LIMIT 1"):
                 with pytest.raises(kind) as failed:
                     engine.run(query)

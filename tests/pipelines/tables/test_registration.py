@@ -567,14 +567,16 @@ def test_parquet_says_its_own_types(tmp_path: Path) -> None:
         "s": pa.array(["x"]).dictionary_encode(),
         "Bike Type": pa.array(["x"]),
         "cost €": pa.array([1]),
-        "bike.type": pa.array(["x"]),  # no statement can write these four
+        "bike.type": pa.array(["x"]),
+        "event": pa.array([{"page": "x", "geo": {"city": b"x"}}]),
         "Ärzte": pa.array([1]),
-        "Id": pa.array([1]),
+        "Id": pa.array([1]),  # no statement can write these three
         "id": pa.array([1]),
     }
     pq.write_table(pa.table(columns), path)
     assert file_columns("t", "parquet", str(path), None) == {
         "n": "INT64", "s": "STRING", "bike type": "STRING", "cost €": "INT64",
+        "bike.type": "STRING", "event.page": "STRING", "event.geo.city": "BYTES",
     }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.tabulation.parameters import AGE_BINS
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Refused
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import private as module
 from dpstream.pipelines.tabulation.private import (
     LAYOUTS,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting import limits
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.tabulation import text
 from dpstream.pipelines.tabulation.public_files import (
     CODES,

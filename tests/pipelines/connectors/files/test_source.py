@@ -39,7 +39,7 @@ from dpstream.pipelines.connectors.files.source import (
 )
 from dpstream.pipelines.connectors.input_files import fingerprint_parts, manifest
 from dpstream.pipelines.connectors.inputs import positioned, refusal
-from dpstream.pipelines.formats import texts as source_lines
+from dpstream.pipelines.formats import lines as source_lines
 from dpstream.pipelines.formats.rows import Reason, Refused, Rows
 from dpstream.pipelines.formats.texts import read_csv, read_jsonl
 from dpstream.pipelines.jobs.job import Job, load_job

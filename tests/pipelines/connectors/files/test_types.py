@@ -94,6 +94,21 @@ def test_every_file_is_looked_at(make_job: MakeJob, refused: Refused) -> None:
     refused(types.check_types, job)
 
 
+def test_the_same_column_twice_and_ids_as_text_are_refused(
+    make_job: MakeJob, refused: Refused
+) -> None:
+    job = make_job("parquet")
+    write(job, "a.parquet")
+    table = pq.read_table(job.path.parent / "in" / "a.parquet")
+    raw = pa.array([bytes(16)] * len(table), pa.binary(16))
+    for other in (
+        pa.table([*table.columns, table["user"]], [*table.column_names, "user"]),
+        table.set_column(0, "user", pa.ExtensionArray.from_storage(pa.uuid(), raw)),
+    ):
+        pq.write_table(other, job.path.parent / "in" / "a.parquet")
+        refused(types.check_types, job)
+
+
 def test_one_file_that_is_none_among_others(make_job: MakeJob, refused: Refused) -> None:
     job = make_job("parquet")
     (job.path.parent / "in" / "b.parquet").write_bytes(b"")

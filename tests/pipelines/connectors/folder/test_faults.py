@@ -156,7 +156,7 @@ def test_a_store_that_comes_back_gives_every_row_once(
     tmp_path: Path, make_folder_job: MakeFolderJob, kind: str, quick: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("dpstream.pipelines.formats.texts.BLOCK_BYTES", 500)
+    monkeypatch.setattr("dpstream.pipelines.formats.lines.BLOCK_BYTES", 500)
     job = make_folder_job(kind)
     write(tmp_path / "in" / f"a.{kind}", data(100))
     if kind != "parquet":

@@ -30,8 +30,9 @@ from dpstream.pipelines.connectors.kafka.reader import (
 )
 from dpstream.pipelines.connectors.kafka.source import KafkaInput, ReadTopic, WatchPartitions
 from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Rows
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
+from dpstream.pipelines.formats.texts import Objects
 from dpstream.pipelines.operate.check import check_source
 from tests.golden.refusals import Refused
 from tests.kafka_broker import Broker

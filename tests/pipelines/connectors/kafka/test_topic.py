@@ -39,8 +39,9 @@ from dpstream.pipelines.connectors.kafka.reader import (
 from dpstream.pipelines.connectors.kafka.sink import KafkaSink, read_kafka_releases, refuse_unfit
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.sink import is_row
+from dpstream.pipelines.formats.lines import MAX_LINE_BYTES
 from dpstream.pipelines.formats.rows import Refused, Rows
-from dpstream.pipelines.formats.texts import MAX_LINE_BYTES, Objects
+from dpstream.pipelines.formats.texts import Objects
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.stream.begin import begin
