@@ -8,37 +8,30 @@ What is found here is written into the project file, so it must not come from pr
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 import click
 import msgspec
-import numpy as np
-import pyarrow as pa
 
-from dpstream.accounting.arrays import Float64
 from dpstream.accounting.errors import UsageError, column_list, required
 from dpstream.accounting.fields import Field
-from dpstream.accounting.figures import moment_of
 from dpstream.accounting.limits import MAX_EPSILON
-from dpstream.accounting.places import COLUMNAR
-from dpstream.dp_transforms.ingest import columns as ingest
-from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file, text_column
+from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file
 from dpstream.pipelines.drafting.draft import Answers, Value, bounded
+from dpstream.pipelines.drafting.sample import (
+    bounds,
+    sampled_numbers,
+    sampled_time,
+    stretch,
+    with_names,
+)
 from dpstream.pipelines.drafting.windows import suited, windows
-from dpstream.pipelines.formats.compression import plain_by_name
-from dpstream.pipelines.formats.dialect import read_as
-from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
-from dpstream.pipelines.formats.parquet import read_row_group, row_groups
-from dpstream.pipelines.formats.rows import Rows
-from dpstream.pipelines.formats.texts import read_text
-from dpstream.pipelines.project.dialect import Reading, check_csv, check_zone
+from dpstream.pipelines.project.dialect import check_csv, check_zone
 from dpstream.pipelines.project.sections import CsvSection, TimeColumn
 from dpstream.pipelines.project.text import instant
-from dpstream.state.disk_errors import file_error
 
 
 def field_of(name: str, columns: Sequence[Column] | None, flag: str) -> Field:
@@ -242,6 +235,9 @@ def answers(given: Given, person: Person) -> Answers:
     if not person.at_terminal:
         _refuse_missing(given, columns)
     unit, key, time = _columns(given, person, columns)
+    if given.public_sample:
+        time = sampled_time(file, time)
+        file = sampled_numbers(file, given.value)
     values = _values(given, person, file)
     start, end = _stretch(given, person, file, unit, time)
     word = person.answer(
@@ -446,127 +442,3 @@ def _epsilon(text: str) -> float:
         rule = f"must be positive and finite, at most {MAX_EPSILON:g}"
         raise UsageError("--epsilon", rule, "write it like 1.0")
     return epsilon
-
-
-SAMPLE_ROWS = 1_000_000
-#: Lines of JSON whose names are gathered.
-_NAMED_LINES = 100
-
-
-def with_names(file: DataFile) -> DataFile:
-    """Return the same with the names of the first lines, where the file is of JSON Lines.
-
-    Raises:
-        UsageError: none of them is an object.
-        RunError: the operating system cannot read it.
-    """
-    if file.columns is not None:
-        return file
-    names = dict[str, None]()
-    try:
-        with open(file.first, "rb") as raw:
-            text = plain_by_name(raw, str(file.first), file.kind)
-            head = text.read(MAX_LINE_BYTES).split(b"\n")[:_NAMED_LINES]
-    except BrokenFileError:
-        head = []
-    except OSError as error:
-        raise file_error(FIELD, "cannot be read", error) from None
-    for line in head:
-        try:
-            names |= dict.fromkeys(msgspec.json.decode(line, type=dict[str, object]))
-        except (msgspec.DecodeError, UnicodeError):
-            continue
-    if not names:
-        raise UsageError(
-            FIELD, "does not begin with JSON objects, one a line", "write one object a line"
-        )
-    return file._replace(columns=tuple(map(text_column, names)))
-
-
-def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[datetime, datetime]:
-    """Return the days that the times lie on: the first, and the one after the last (UTC).
-
-    Raises:
-        UsageError: no row has a unit of its type (column, type), or none a time.
-    """
-    low, high, units = math.inf, -math.inf, False
-    reading = Reading(file.csv, None if time == TimeColumn(time.column) else time)
-    for batch in _batches(file, (unit[0], time.column), reading):
-        micros, good = ingest.instant(batch.column(1))
-        units = units or bool(ingest.unit_identity(batch.column(0), unit[1])[1].any())
-        if good.any():
-            low, high = min(low, int(micros[good].min())), max(high, int(micros[good].max()))
-    if not units:
-        raise UsageError(
-            "--unit", "has no value that can be read", "name the column of the user, or fill it"
-        )
-    if high < low:
-        raise UsageError(
-            "--time",
-            "has no value that can be read as a time",
-            "write times like 2024-01-31T12:00:00Z, or say how they are written: --time-format "
-            "'%d.%m.%Y %H:%M', or --time-unit s",
-        )
-    day = timedelta(days=1)
-    try:
-        first, last = moment_of(int(low)), moment_of(int(high))
-        midnight = [t.replace(hour=0, minute=0, second=0, microsecond=0) for t in (first, last)]
-        return midnight[0], midnight[1] + day
-    except OverflowError:
-        raise UsageError(
-            "--time", "has times beyond the calendar", "give --start and --end"
-        ) from None
-
-
-def bounds(file: DataFile, column: str) -> tuple[float, float]:
-    """Round bounds that hold about 98% of the amounts of a column.
-
-    Raises:
-        UsageError: it has none.
-    """
-    samples = list[Float64]()
-    for batch in _batches(file, (column,), Reading(file.csv, numbers=(column,))):
-        amounts, good = ingest.measure(batch.column(0))
-        samples.append(amounts[good])
-    amounts = np.concatenate([np.zeros(0), *samples])
-    if not len(amounts):
-        raise UsageError("--value", "has no value that is a number", "name a column of numbers")
-    low, high = (float(q) for q in np.quantile(amounts, (0.01, 0.99)))
-    least = 0.0 if low >= 0 else -_rounded(-low)
-    most = _rounded(high) if high > 0 else 0.0
-    return least, most if least < most else 1.0
-
-
-def _rounded(amount: float) -> float:
-    """The least of 1, 2, 5, 10, 20 ... (and 0.5, 0.2 ...) that is not below a positive amount."""
-    power = math.floor(math.log10(amount))
-    exact = (float(f"{digit}e{p}") for p in (power, power + 1) for digit in (1, 2, 5))
-    return next(x for x in exact if x >= amount)
-
-
-def _batches(file: DataFile, columns: Sequence[str], reading: Reading) -> Iterator[pa.RecordBatch]:
-    """The first rows as the readers of a job give them; positions of columns as in ``columns``."""
-    left = SAMPLE_ROWS
-    try:
-        for batch in _read(file, list(dict.fromkeys(columns))):
-            yield read_as(batch.slice(0, left), reading).select(list(columns))
-            left -= batch.num_rows
-            if left <= 0:
-                return
-    except (pa.ArrowException, BrokenFileError):
-        return
-    except OSError as error:
-        raise file_error(FIELD, "cannot be read", error) from None
-
-
-def _read(file: DataFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    path, kind = str(file.first), file.kind
-    if kind in COLUMNAR:
-        for group, first in enumerate(row_groups(path, columns, FIELD, "the file", kind) or ()):
-            parts = read_row_group(path, columns, group, first, kind)
-            yield from (part.batch for part in parts if isinstance(part, Rows))
-        return
-    with open(path, "rb") as raw:
-        for part in read_text(kind, plain_by_name(raw, path, kind), columns, csv=file.csv):
-            if isinstance(part, Rows):
-                yield part.batch

@@ -18,18 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.accounting.fields import Field, FieldType
-from dpstream.pipelines.drafting import ask
-from dpstream.pipelines.drafting.ask import (
-    Given,
-    Person,
-    answers,
-    bounds,
-    field_of,
-    stretch,
-    time_of,
-    value_of,
-    with_names,
-)
+from dpstream.pipelines.drafting import sample
+from dpstream.pipelines.drafting.ask import Given, Person, answers, field_of, time_of, value_of
 from dpstream.pipelines.drafting.columns import Column, DataFile, column_of, data_file, text_column
 from dpstream.pipelines.drafting.draft import (
     Answers,
@@ -40,6 +30,7 @@ from dpstream.pipelines.drafting.draft import (
     source_path,
     with_covers,
 )
+from dpstream.pipelines.drafting.sample import bounds, stretch, with_names
 from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.project.sections import TimeColumn
 from tests.golden.refusals import Refused
@@ -163,7 +154,7 @@ def test_days_and_bounds_of_parquet(tmp_path: Path) -> None:
 
 
 def test_only_the_first_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask, "SAMPLE_ROWS", 2)
+    monkeypatch.setattr(sample, "SAMPLE_ROWS", 2)
     file = data_file(str(commits(tmp_path / "a.parquet")))
     assert bounds(file, "lines") == (0, 20)
 
