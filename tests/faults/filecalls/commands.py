@@ -204,7 +204,7 @@ data = "data"
 
 def census(folder: Path, unit: str = "person") -> None:
     """An invented office with a secret, the project file and the account."""
-    generate(folder / "parameters", folder / "data", Size(persons=60, tracts=3))
+    generate(folder / "parameters", folder / "data", Size(persons=60))
     (folder / "noise.secret").write_text(KEY + "\n")
     (folder / "noise.secret").chmod(0o600)
     accounts.create(folder / "account" / "ledger.db", "d", (99.0, 1e-5), unit)

@@ -1,9 +1,10 @@
-"""Generated files: right, repeatable, and in numbers like those of production."""
+"""Generated files: right and repeatable."""
 
+import itertools
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpstream.accounting.tabulation.parameters import Level
-from dpstream.dp_transforms.tabulation.domain import domain_of
 from dpstream.pipelines.tabulation.config import Choice
-from dpstream.pipelines.tabulation.generate import (
-    BLOCKS_PER_TRACT,
-    CHUNK,
-    PRODUCTION,
-    PRODUCTION_SHAPE,
-    SMALL_SHAPE,
-    Size,
-    generate,
-    households,
-    invent_groups,
-    invent_regions,
-    persons,
-)
+from dpstream.pipelines.tabulation.generate import Size, generate
 from dpstream.pipelines.tabulation.inputs import figures, plan
 from dpstream.pipelines.tabulation.public_files import (
     CODES,
+    ETHNICITY_ITERATIONS,
     MAP,
-    NO_AREA,
-    NO_PLACE,
     RACE_ITERATIONS,
 )
 from tests.golden.pinned import check, of_cases, of_files, of_refusals
@@ -48,71 +34,53 @@ from tests.pipelines.tabulation.office import (
 from tests.pipelines.tabulation.oracle import CELLS, Oracle, age_rows, published
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_every_region_is_there(seed: int) -> None:
-    made = invent_regions(("01", "04", "72"), 20, 41, 17, seed)
-    assert len(made.block) == 20 * BLOCKS_PER_TRACT and (np.diff(made.block) > 0).all()
-    state = made.block // 10**13
-    assert len(np.unique(made.block // 10_000)) == 20
-    inside = made.place != NO_PLACE
-    assert len(np.unique(np.stack([state, made.place])[:, inside], axis=1).T) == 41
-    assert len(np.unique(made.area[made.area != NO_AREA])) == 17
-    assert (made.area[state == 72] == NO_AREA).all()
-    assert 0.5 < inside.mean() < 0.8 and np.isclose(made.weights.sum(), 1.0)
+def rows_of(made: Office, name: str) -> list[list[str]]:
+    """Rows of a file without its header."""
+    return [line.split("|") for line in made.path(name).read_text().splitlines()[1:]]
 
 
-def test_a_place_is_blocks_in_a_row() -> None:
-    made = invent_regions(("01",), 30, 50, 0, 0)
-    change = np.flatnonzero(np.diff(made.place)) + 1
-    runs = made.place[np.append(0, change)]
-    assert len(runs[runs != NO_PLACE]) == 50
+def test_every_region_is_there(made: Office) -> None:
+    geography = made.load().files.geography.to_pydict()
+    blocks, states, areas = geography["block"], geography["state"], geography["aiannh"]
+    assert blocks == sorted(set(blocks)) and set(states) == {"01", "02", "72"}
+    assert len(set(geography["tract"])) == 12
+    assert len({*geography["place"]} - {None}) == 6 and len({*areas} - {None}) == 3
+    assert {area for area, state in zip(areas, states, strict=True) if state == "72"} == {None}
+    of_area = {(area, state) for area, state in zip(areas, states, strict=True) if area}
+    assert len(of_area) == 4  # one lies in two states
+    place = geography["place"]
+    assert sum(a != b is not None for a, b in itertools.pairwise([None, *place])) == 6
+    assert 0.7 < sum(map(bool, place)) / len(place) < 0.8
 
 
-def test_very_many_tracts_of_one_state() -> None:
-    made = invent_regions(("48",), 20_000, 5, 0, 0)
-    assert (np.diff(made.block) > 0).all() and (made.block // 10**13 == 48).all()
-    assert len(np.unique(made.block // 10**10)) <= 499
+def test_every_group_has_a_code_and_every_code_a_group(made: Office) -> None:
+    pairs, listed = rows_of(made, MAP), rows_of(made, CODES)
+    iterations = [*rows_of(made, RACE_ITERATIONS), *rows_of(made, ETHNICITY_ITERATIONS)]
+    assert {code for _, code in pairs} == {code for code, _ in listed}
+    assert {row[0] for row in iterations} == {iteration for iteration, _ in pairs}
+    for rows in (iterations, listed):
+        assert len({row[0] for row in rows}) == len({row[1] for row in rows}) == len(rows)
 
 
-def test_every_group_has_a_code_and_every_code_a_group() -> None:
-    for shape in (SMALL_SHAPE, PRODUCTION_SHAPE):
-        made = invent_groups(shape, 3)
-        assert len(made.race) == shape.race_codes and np.isclose(made.race_weights.sum(), 1.0)
-        assert len(made.ethnicity) == shape.ethnic_codes + 1
-        assert np.isclose(made.ethnicity_weights.sum(), 1.0)
-        codes = {code for code, _ in made.files[CODES]}
-        assert codes == {str(code) for code in [*made.race, *made.ethnicity]}
-        mapped = {code for _, code in made.files[MAP]}
-        assert mapped == codes
-        assert {code for code, *_ in made.files[RACE_ITERATIONS]} <= {i for i, _ in made.files[MAP]}
-        for rows in (made.files[RACE_ITERATIONS], made.files[CODES]):
-            assert len({row[0] for row in rows}) == len({row[1] for row in rows}) == len(rows)
-
-
-def test_alone_and_in_combination_have_the_same_codes() -> None:
-    made = invent_groups(PRODUCTION_SHAPE, 1)
+def test_alone_and_in_combination_have_the_same_codes(made: Office) -> None:
     codes = dict[str, set[str]]()
-    for iteration, code in made.files[MAP]:
+    for iteration, code in rows_of(made, MAP):
         codes.setdefault(iteration, set()).add(code)
     of_name = dict[str, list[set[str]]]()
-    for code, name, level, *_ in made.files[RACE_ITERATIONS]:
+    for code, name, level, *_ in rows_of(made, RACE_ITERATIONS):
         if level != "0":
             of_name.setdefault(name.partition(" alone")[0], []).append(codes[code])
     assert all(len(pair) == 2 and pair[0] == pair[1] for pair in of_name.values())
 
 
-GROUPS = invent_groups(SMALL_SHAPE, 0)
-REGIONS = invent_regions(("01", "02"), 8, 4, 2, 0)
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Office:
+    """An office of many persons."""
+    return office(tmp_path_factory.mktemp("many"), Size(20_000, seed=1))
 
 
-def columns(lines: bytes) -> list[list[str]]:
-    rows = [line.split("|") for line in lines.decode().splitlines()]
-    assert lines.endswith(b"\n") and len({len(row) for row in rows}) == 1
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def test_persons() -> None:
-    person_columns = columns(b"".join(persons(20_000, GROUPS, REGIONS, 1)))
+def test_persons(many: Office) -> None:
+    person_columns = list(zip(*rows_of(many, "person-records.txt"), strict=True))
     assert len(person_columns) == 17 and len(person_columns[0]) == 20_000
     ages = np.array(person_columns[0], int)
     assert ages.min() == 0 and 100 < ages.max() <= 115 and set(map(len, person_columns[0])) == {3}
@@ -120,7 +88,8 @@ def test_persons() -> None:
     assert 0.35 < np.mean([flag == "True" for flag in person_columns[2]]) < 0.45
     assert all("01" <= group <= "63" for group in set(person_columns[7]))
     codes = np.array(person_columns[8:16])
-    assert set(np.unique(codes)) == {*map(str, GROUPS.race.tolist()), "Null"}
+    every = [code for code, _ in rows_of(many, CODES)]
+    assert set(np.unique(codes)) == {*every[:20], "Null"}
     null = codes == "Null"
     assert not null[0].any() and (np.diff(null.astype(int), axis=0) >= 0).all()
     assert 0.09 < 1 - null[1].mean() < 0.15
@@ -129,23 +98,15 @@ def test_persons() -> None:
     for person in codes[:, ~null[1]].T[:500]:
         given = [code for code in person if code != "Null"]
         assert len(set(given)) == len(given)
-    assert 0.78 < np.mean([code == str(GROUPS.ethnicity[-1]) for code in person_columns[16]]) < 0.86
+    assert 0.78 < np.mean([code == every[-1] for code in person_columns[16]]) < 0.86
 
 
-def test_households() -> None:
-    household_columns = columns(b"".join(households(5_000, GROUPS, REGIONS, 1)))
-    assert len(household_columns) == 16
+def test_households(many: Office) -> None:
+    household_columns = list(zip(*rows_of(many, "household-records.txt"), strict=True))
+    assert len(household_columns) == 16 and len(household_columns[0]) == 8_000
     assert set(household_columns[14]) == set("12345") and set(household_columns[15]) == set("1234")
     blocks = {"".join(parts) for parts in zip(*household_columns[:4], strict=True)}
-    assert blocks <= {f"{block:015d}" for block in REGIONS.block.tolist()}
-
-
-@pytest.mark.parametrize("make", [persons, households])
-def test_chunks_have_numbers_of_their_own(make: Callable[..., Iterator[bytes]]) -> None:
-    sizes = [part.count(b"\n") for part in make(CHUNK + 5, GROUPS, REGIONS, 5)]
-    assert sizes == [CHUNK, 5]
-    first, again = (next(make(n, GROUPS, REGIONS, 5)) for n in (200, 200))
-    assert first == again != next(make(200, GROUPS, REGIONS, 6))
+    assert blocks <= {"".join(row[:4]) for row in rows_of(many, "GRF-C.txt")}
 
 
 def test_the_same_seed_gives_the_same_files(made: Office, tmp_path: Path) -> None:
@@ -160,40 +121,6 @@ def test_the_same_seed_gives_the_same_files(made: Office, tmp_path: Path) -> Non
     check(Path(__file__).with_name("generated.txt"), of_cases(texts))
 
 
-def test_regions_are_as_many_as_asked_for(made: Office) -> None:
-    geography = made.load().files.geography
-    assert len(set(geography["tract"].to_pylist())) == 12
-    assert len(set(geography["place"].drop_null().to_pylist())) == 6
-    assert len(set(geography["aiannh"].drop_null().to_pylist())) == 3
-    assert set(geography["state"].to_pylist()) == {"01", "02", "72"}
-
-
-@pytest.fixture(scope="module")
-def production(tmp_path_factory: pytest.TempPathFactory) -> Office:
-    """Files of production's shape, of few persons."""
-    return office(tmp_path_factory.mktemp("production"), PRODUCTION._replace(persons=100))
-
-
-def test_numbers_like_those_of_production(production: Office) -> None:
-    assert production.faults() == []
-    loaded = production.load()
-    counted = loaded.files.iterations.to_pylist()
-    race = [row for row in counted if not row["ETHNICITY"]]
-    assert [sum(r["LEVEL"] == level for r in race) for level in (1, 2)] == [48, 2_914]
-    ethnicity = [row for row in counted if row["ETHNICITY"]]
-    assert [sum(r["LEVEL"] == level for r in ethnicity) for level in (1, 2)] == [4, 30]
-    assert len(loaded.files.codes) == 1_755
-    domain = domain_of(loaded.files, loaded.parameters)
-    sizes = {level.level.name: len(level.iterations) for level in domain.levels}
-    for region in ("usa", "state"):
-        assert (sizes[f"level_1_{region}"], sizes[f"level_2_{region}"]) == (52, 2_944)
-    for region in ("county", "tract", "place"):
-        assert (sizes[f"level_1_{region}"], sizes[f"level_2_{region}"]) == (48, 2_150)
-    assert domain.of(Level(1, "AIANNH")) is None and sizes["level_2_aiannh"] == 2_150
-    assert {level.stability.groups for level in domain.levels} == {9}
-    assert 6_000_000 < sum(level.groups for level in domain.levels) < 7_000_000
-
-
 def test_small_files_have_every_kind_of_iteration(made: Office) -> None:
     counted = made.load().files.iterations.to_pylist()
     kinds = {(r["LEVEL"], r["ALONE"], r["DETAILED_ONLY"], r["COARSE_ONLY"]) for r in counted}
@@ -204,11 +131,11 @@ def test_small_files_have_every_kind_of_iteration(made: Office) -> None:
 
 
 def test_puerto_rico_alone_and_nothing_of_it(tmp_path: Path) -> None:
-    alone = office(tmp_path / "pr", Size(100, ("72",), 3, 2, 0))
+    alone = office(tmp_path / "pr", Size(100, ("72",)))
     assert alone.faults() == []
     config = json.loads((alone.parameters / "config.json").read_text())
     assert (config["run_us"], config["run_pr"], config["state_filter_us"]) == (False, True, [])
-    nothing = office(tmp_path / "us", Size(100, ("04", "01"), 3, 2, 1))
+    nothing = office(tmp_path / "us", Size(100, ("04", "01")))
     assert nothing.faults() == [] and not nothing.load().parameters.run_pr
 
 
