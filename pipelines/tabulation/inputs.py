@@ -132,8 +132,8 @@ def _header_faults(data: Path, program: str) -> list[Fault]:
     """Return what is wrong with the records as a file: it is missing, or lacks a column."""
     layout = LAYOUTS[program]
     faults = Faults(layout.file)
-    with faults.reading(), open(data / layout.file, "rb", buffering=0) as raw:
-        usable_header(first_line(raw)[0], layout.columns, faults)
+    with faults.reading(), open(data / layout.file, "rb") as file:
+        usable_header(first_line(file), layout.columns, faults)
     return faults.faults
 
 

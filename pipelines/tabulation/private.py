@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,6 @@ from dpstream.state.disk_errors import file_errors
 PIECE_BYTES = 16 << 20
 #: Lines of a piece that are worked on together: their columns stay in the processor's cache.
 BLOCK_BYTES = 4 << 20
-_TAIL_BYTES = 1 << 16
 
 
 class Piece(NamedTuple):
@@ -105,34 +104,16 @@ def lines_of(piece: Piece) -> Iterator[Lines]:
 
 def _content(piece: Piece) -> tuple[bytes, int]:
     """The bytes of a piece's lines, and the place of the first one in the file."""
-    with open(piece.path, "rb", buffering=0) as raw:
+    with open(piece.path, "rb") as file:
         before = max(0, piece.begin - 1)
-        raw.seek(before)
-        data = _read(raw, piece.end - before)
+        file.seek(before)
+        data = file.read(piece.end - before)
         if piece.end - before <= len(data) and not data.endswith(b"\n"):
-            data += _rest_of_line(raw)
+            # Of a line that is too long only so much that this shows.
+            data += file.readline(MAX_LINE_BYTES + 3)
         # What comes first is the end of another piece's line, or the header.
         first = data.find(b"\n") + 1
         return (data[first:], before + first) if first else (b"", before)
-
-
-def _read(raw: BinaryIO, count: int) -> bytes:
-    parts, left = list[bytes](), count
-    while left > 0 and (part := raw.read(left)):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
-
-
-def _rest_of_line(raw: BinaryIO) -> bytes:
-    """Up to the next line feed; of a line that is too long only so much that this shows."""
-    tail = b""
-    while len(tail) <= MAX_LINE_BYTES + 2 and (part := raw.read(_TAIL_BYTES)):
-        head, feed, _ = part.partition(b"\n")
-        tail += head + feed
-        if feed:
-            return tail
-    return tail
 
 
 RACE_COLUMNS = tuple(f"QRACE{number}" for number in range(1, RACES + 1))

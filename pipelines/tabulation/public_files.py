@@ -19,7 +19,7 @@ lies.  A region of a state that runs counts also where no block lies in it: its 
 like any other, and are empty.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from dpstream.pipelines.tabulation.config import PUERTO_RICO
 from dpstream.pipelines.tabulation.text import (
     Fault,
     Faults,
+    Guard,
     Rows,
     numbers_of,
     read_blocks,
@@ -82,138 +83,142 @@ def read_characteristics(folder: Path, faults: dict[str, Faults]) -> Characteris
         name: read_rows(folder / name, PARAMETER_FILES[name], faults[name])
         for name in PARAMETER_FILES
     }
-    for name in (RACE_ITERATIONS, ETHNICITY_ITERATIONS):
+    for name, check in _OF_ROWS.items():
         if (listed := rows[name]) is not None:
-            _check_iterations(listed, faults[name])
-    if (codes := rows[CODES]) is not None:
-        _check_codes(codes, faults[CODES])
-    race, ethnicity, pairs = rows[RACE_ITERATIONS], rows[ETHNICITY_ITERATIONS], rows[MAP]
+            faults[name].rows(listed.numbers, *check(listed.table))
+    race, ethnicity, codes, pairs = (
+        rows[name] for name in (RACE_ITERATIONS, ETHNICITY_ITERATIONS, CODES, MAP)
+    )
+    if codes is not None and not 0 < len(codes.numbers) <= MAX_CODES:
+        faults[CODES].add("", f"has no code, or more than {MAX_CODES:,}", "correct the list")
     if race is None or ethnicity is None or codes is None or pairs is None:
         return None
-    shared = pc.is_in(ethnicity.table[_CODE], race.table[_CODE].combine_chunks())
     faults[ETHNICITY_ITERATIONS].rows(
-        _bool(shared),
         ethnicity.numbers,
-        _CODE,
-        "is an iteration of race too",
-        "give iterations of race and ethnicity codes of their own",
+        (
+            _index(ethnicity.table[_CODE], race.table[_CODE]) >= 0,
+            _CODE,
+            "is an iteration of race too",
+            "give iterations of race and ethnicity codes of their own",
+        ),
     )
     every = _together(race.table, ethnicity.table)
-    _check_map(pairs, every, codes, faults[MAP])
-    characteristics = _resolved(every, codes.table["RACE_ETH_CODE"], pairs.table)
-    _check_kinds(characteristics, pairs, faults[MAP])
+    characteristics = _resolved(every, codes.table["RACE_ETH_CODE"], pairs, faults[MAP])
     return None if any(faults[name].faults for name in PARAMETER_FILES) else characteristics
 
 
-def _check_iterations(rows: Rows, faults: Faults) -> None:
+def _of_iterations(table: pa.Table) -> list[Guard]:
     """Codes, levels and flags of a list of iterations."""
-    table, numbers = rows
-    _check_code(table[_CODE], numbers, _CODE, _ITERATION, "four digits", faults)
-    levels = _in(table["LEVEL"], ["0", "1", "2"])
-    faults.rows(~levels, numbers, "LEVEL", "is not 0, 1 or 2", "correct it")
-    if "ALONE" in table.column_names:
-        alone = _in(table["ALONE"], ["True", "False"])
-        faults.rows(~alone, numbers, "ALONE", "is not True or False", "correct it")
-    zero = _in(table["LEVEL"], ["0"])
-    flags = {name: _in(table[name], ["True", "False"]) for name in _FLAGS}
-    for name, flagged in flags.items():
-        null = _in(table[name], [NONE])
-        faults.rows(~flagged & ~null, numbers, name, "is not True, False or Null", "correct it")
-        unlike = levels & (null != zero) & (flagged | null)
-        rule = "is Null where LEVEL is not 0, or is not where it is"
-        faults.rows(unlike, numbers, name, rule, "correct one of them")
-    both = _in(table["DETAILED_ONLY"], ["True"]) & _in(table["COARSE_ONLY"], ["True"])
-    fix = "an iteration is left out of large or of small regions, not of both"
-    faults.rows(both, numbers, "COARSE_ONLY", "is True, and DETAILED_ONLY too", fix)
+    levels, zero = _in(table["LEVEL"], "0", "1", "2"), _in(table["LEVEL"], "0")
+    flags = [(n, _in(table[n], "True", "False"), _in(table[n], NONE)) for n in _FLAGS]
+    return [
+        *_of_code(table[_CODE], _CODE, _ITERATION, "four digits"),
+        (~levels, "LEVEL", "is not 0, 1 or 2", "correct it"),
+        *(
+            (~_in(table[n], "True", "False"), n, "is not True or False", "correct it")
+            for n in table.column_names
+            if n == "ALONE"
+        ),
+        *(
+            guard
+            for name, flagged, null in flags
+            for guard in (
+                (~flagged & ~null, name, "is not True, False or Null", "correct it"),
+                (
+                    levels & (null != zero) & (flagged | null),
+                    name,
+                    "is Null where LEVEL is not 0, or is not where it is",
+                    "correct one of them",
+                ),
+            )
+        ),
+        (
+            _in(table["DETAILED_ONLY"], "True") & _in(table["COARSE_ONLY"], "True"),
+            "COARSE_ONLY",
+            "is True, and DETAILED_ONLY too",
+            "an iteration is left out of large or of small regions, not of both",
+        ),
+    ]
 
 
-def _check_codes(rows: Rows, faults: Faults) -> None:
+def _of_codes(table: pa.Table) -> list[Guard]:
     rule = "four digits, the first not 0"
-    _check_code(rows.table["RACE_ETH_CODE"], rows.numbers, "RACE_ETH_CODE", _RACE_ETH, rule, faults)
-    if not 0 < len(rows.numbers) <= MAX_CODES:
-        faults.add("", f"has no code, or more than {MAX_CODES:,}", "correct the list")
+    return _of_code(table["RACE_ETH_CODE"], "RACE_ETH_CODE", _RACE_ETH, rule)
 
 
-def _check_code(
-    column: pa.ChunkedArray, numbers: Int64, name: str, pattern: str, words: str, faults: Faults
-) -> None:
+def _of_code(column: pa.ChunkedArray, name: str, pattern: str, words: str) -> list[Guard]:
     """Codes are of their form, each once."""
-    bad = ~_bool(pc.match_substring_regex(column, pattern))
-    faults.rows(bad, numbers, name, f"is not {words}", "correct it")
-    faults.rows(repeated(column), numbers, name, "is there before", "keep one of the rows")
+    return [
+        (
+            ~_bool(pc.match_substring_regex(column, pattern)),
+            name,
+            f"is not {words}",
+            "correct it",
+        ),
+        (repeated(column), name, "is there before", "keep one of the rows"),
+    ]
 
 
-def _check_map(rows: Rows, iterations: pa.Table, codes: Rows, faults: Faults) -> None:
-    """Pairs are of codes of the lists, each once; a code may belong to no iteration."""
-    table, numbers = rows
-    code = codes.table["RACE_ETH_CODE"]
-    listed = _bool(pc.is_in(table[_CODE], iterations["CODE"].combine_chunks()))
-    faults.rows(~listed, numbers, _CODE, "is no iteration of the two lists", "correct or remove it")
-    listed = _bool(pc.is_in(table["RACE_ETH_CODE"], code.combine_chunks()))
-    faults.rows(
-        ~listed, numbers, "RACE_ETH_CODE", "is not in the list of codes", "correct or remove it"
-    )
-    pair = pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|")
-    faults.rows(repeated(pair), numbers, "", "is there before", "keep one of the rows")
+#: What is checked of each row of a list by itself.
+_OF_ROWS: dict[str, Callable[[pa.Table], list[Guard]]] = {
+    RACE_ITERATIONS: _of_iterations,
+    ETHNICITY_ITERATIONS: _of_iterations,
+    CODES: _of_codes,
+}
 
 
 def _together(race: pa.Table, ethnicity: pa.Table) -> pa.Table:
     """Iterations of both lists, those of race first, of level 0 too."""
+    both = pa.concat_tables([race, ethnicity], promote_options="default").combine_chunks()
 
-    def flag(column: pa.ChunkedArray) -> pa.ChunkedArray:
-        flagged = pc.is_in(column, pa.array(["True", "False"]))
-        return pc.if_else(flagged, pc.equal(column, "True"), pa.scalar(None, pa.bool_()))
+    def flag(name: str) -> pa.ChunkedArray:
+        flagged = pa.array(_in(both[name], "True", "False"))
+        return pc.if_else(flagged, pc.equal(both[name], "True"), pa.scalar(None, pa.bool_()))
 
-    def typed(table: pa.Table, alone: pa.ChunkedArray, ethnicities: bool) -> pa.Table:
-        level = pc.index_in(table["LEVEL"], pa.array(["0", "1", "2"])).cast(pa.int8())
-        return pa.table(
-            {
-                "CODE": table[_CODE],
-                "NAME": table["ITERATION_NAME"],
-                "LEVEL": level,
-                "ALONE": alone,
-                "DETAILED_ONLY": flag(table["DETAILED_ONLY"]),
-                "COARSE_ONLY": flag(table["COARSE_ONLY"]),
-                "ETHNICITY": pa.array(np.full(table.num_rows, ethnicities)),
-            }
-        )
-
-    none = pa.chunked_array([pa.nulls(ethnicity.num_rows, pa.bool_())])
-    of_race = typed(race, flag(race["ALONE"]), ethnicities=False)
-    return pa.concat_tables([of_race, typed(ethnicity, none, ethnicities=True)]).combine_chunks()
+    return pa.table(
+        {
+            "CODE": both[_CODE],
+            "NAME": both["ITERATION_NAME"],
+            "LEVEL": pc.index_in(both["LEVEL"], pa.array(["0", "1", "2"])).cast(pa.int8()),
+            **{name: flag(name) for name in ("ALONE", *_FLAGS)},
+            "ETHNICITY": pa.array(np.arange(both.num_rows) >= race.num_rows),
+        }
+    )
 
 
-def _resolved(every: pa.Table, codes: pa.ChunkedArray, pairs: pa.Table) -> Characteristics:
-    """What tables count: iterations of levels 1 and 2, sorted codes, and which belong to which."""
+def _resolved(
+    every: pa.Table, codes: pa.ChunkedArray, pairs: Rows, faults: Faults
+) -> Characteristics:
+    """What tables count: iterations of levels 1 and 2, sorted codes, and which belong to which.
+
+    Pairs of the map are of listed iterations and codes, each once; a code may belong to no
+    iteration, but to no two of a kind: the later rows are named.
+    """
     counted = every.filter(pc.greater(every["LEVEL"], 0)).combine_chunks()
     ordered = codes.combine_chunks().take(pc.sort_indices(codes))
-    iteration = pc.index_in(pairs[_CODE], counted["CODE"].combine_chunks()).fill_null(-1)
-    code = pc.index_in(pairs["RACE_ETH_CODE"], ordered).fill_null(-1)
-    members = np.stack([iteration.to_numpy(), code.to_numpy()], axis=1).astype(np.int32)
-    members = members[(members >= 0).all(axis=1)]
-    return Characteristics(counted, ordered, members[np.lexsort(members.T[::-1])])
-
-
-def _check_kinds(characteristics: Characteristics, pairs: Rows, faults: Faults) -> None:
-    """No code is in two iterations of a kind; names the later rows of the map."""
-    counted, table = characteristics.iterations, pairs.table
-    at = pc.index_in(table[_CODE], counted["CODE"].combine_chunks()).fill_null(-1).to_numpy()
-    code = pc.index_in(table["RACE_ETH_CODE"], characteristics.codes).fill_null(-1).to_numpy()
-    usable = (at >= 0) & (code >= 0)
-    usable &= ~repeated(pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|"))
-    at, code = at[usable], code[usable].astype(np.int64)
+    table, fix = pairs.table, "correct or remove it"
+    again = repeated(pc.binary_join_element_wise(table[_CODE], table["RACE_ETH_CODE"], "|"))
+    iteration = _index(table[_CODE], counted["CODE"])
+    code = _index(table["RACE_ETH_CODE"], ordered)
+    unlisted = _index(table[_CODE], every["CODE"]) < 0
+    faults.rows(
+        pairs.numbers,
+        (unlisted, _CODE, "is no iteration of the two lists", fix),
+        (code < 0, "RACE_ETH_CODE", "is not in the list of codes", fix),
+        (again, "", "is there before", "keep one of the rows"),
+    )
+    usable = (iteration >= 0) & (code >= 0) & ~again
+    iteration, code = iteration[usable], code[usable]
     alone = _bool(counted["ALONE"].fill_null(True))
     kind = (counted["LEVEL"].to_numpy() * 2 + alone) * 2 + _bool(counted["ETHNICITY"])
     for flag, regions in (("COARSE_ONLY", "nation and states"), ("DETAILED_ONLY", "small regions")):
-        taken = ~_bool(counted[flag].fill_null(True))[at]
-        of_kind = np.where(taken, code * 64 + kind[at], -1 - np.arange(len(at)))
-        faults.rows(
-            repeated(pa.chunked_array([of_kind])),
-            pairs.numbers[usable],
-            "",
-            f"puts a code into a second iteration of one level and kind, counted for {regions}",
-            "leave the code in one of them",
-        )
+        taken = ~_bool(counted[flag].fill_null(True))[iteration]
+        of_kind = np.where(taken, code * 64 + kind[iteration], -1 - np.arange(len(code)))
+        rule = f"puts a code into a second iteration of one level and kind, counted for {regions}"
+        second = repeated(pa.chunked_array([of_kind]))
+        faults.rows(pairs.numbers[usable], (second, "", rule, "leave the code in one of them"))
+    members = np.stack([iteration, code], axis=1).astype(np.int32)
+    return Characteristics(counted, ordered, members[np.lexsort(members.T[::-1])])
 
 
 def repeated(column: pa.ChunkedArray) -> Bool:
@@ -225,7 +230,7 @@ def repeated(column: pa.ChunkedArray) -> Bool:
     return np.asarray(first[indices] != np.arange(len(indices)))
 
 
-def _in(column: pa.ChunkedArray, values: list[str]) -> Bool:
+def _in(column: pa.ChunkedArray, *values: str) -> Bool:
     return _bool(pc.is_in(column, pa.array(values)))
 
 
@@ -258,12 +263,12 @@ def read_geography(path: Path, states: tuple[str, ...], faults: Faults) -> pa.Ta
         if len(faults.faults) == before:
             faults.add("", "has no rows", "give the blocks of every state that runs")
         return None
-    block, place, area, numbers = map(np.concatenate, zip(*parts, strict=True))
-    order = np.argsort(block, kind="stable")
-    block, place, area, numbers = block[order], place[order], area[order], numbers[order]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    block, place, area, numbers = (column[order] for column in columns)
     again = np.append(False, block[1:] == block[:-1])
     rule = "is a block that is there before: its records would count twice"
-    faults.rows(again, numbers, "TABBLKST .. TABBLK", rule, "keep one of the rows")
+    faults.rows(numbers, (again, "TABBLKST .. TABBLK", rule, "keep one of the rows"))
     if not is_in(within, np.unique(block // 10 ** (BLOCK_DIGITS - 2))).all():
         fix = "give the blocks of every state that runs, or run without it"
         faults.add("TABBLKST", "has no block of a state of the run", fix)
@@ -279,7 +284,7 @@ def _part(rows: Rows, within: Int64, faults: Faults) -> tuple[Int64, Int64, Int6
     for name, width in GEOGRAPHY_COLUMNS.items():
         column = rows.table[name].combine_chunks()
         columns[name], well = numbers_of(column, width)
-        faults.rows(~well, rows.numbers, name, f"is not {width} digits", "correct it")
+        faults.rows(rows.numbers, (~well, name, f"is not {width} digits", "correct it"))
         good &= well
     inside = good & is_in(columns["TABBLKST"], within)
     block = np.zeros(len(good), np.int64)
@@ -339,7 +344,7 @@ def texts(numbers: Int64, width: int) -> pa.StringArray:
 TOTALS = "pop-group-totals.txt"
 _TOTALS_COLUMNS = ("REGION_ID", "REGION_TYPE", "ITERATION_CODE", "COUNT")
 #: A count has at most so many digits, a sign apart.
-_COUNT, _MOST = "^-?[0-9]{1,15}$", 10**15
+_COUNT = "^-?[0-9]{1,15}$"
 #: Column of the geography of each region type; the nation has none.
 _OF_TYPE = {
     "STATE": "state",
@@ -404,13 +409,8 @@ def _repeated_groups(groups: list[Int64], where: list[tuple[Faults, Int64]]) -> 
     begin = 0
     for group, (faults, numbers) in zip(groups, where, strict=True):
         own = Faults(faults.file)
-        own.rows(
-            again[begin : begin + len(group)],
-            numbers,
-            "",
-            "is a group that is there before",
-            "keep one of the rows",
-        )
+        mask = again[begin : begin + len(group)]
+        own.rows(numbers, (mask, "", "is a group that is there before", "keep one of the rows"))
         yield from own.faults
         begin += len(group)
 
@@ -438,18 +438,8 @@ class _Domain:
         }
         types, of_type = texts["REGION_TYPE"].dictionary, _indices(texts["REGION_TYPE"])
         listed = _bool(pc.is_in(types, self.all_types))[of_type]
-        fix = f"use {', '.join(self.all_types.to_pylist())}"
-        faults.rows(~listed, numbers, "REGION_TYPE", "is no region type", fix)
         code = places_of(texts["ITERATION_CODE"], self.codes)
-        faults.rows(
-            code < 0,
-            numbers,
-            "ITERATION_CODE",
-            "is no iteration of level 1 or 2",
-            "give the t1 of the same iterations",
-        )
         count, well = _counts(rows.table["COUNT"].combine_chunks())
-        faults.rows(~well, numbers, "COUNT", "is not a whole number", "correct it")
         kind = places_of(texts["REGION_TYPE"], self.types)
         ids, of_id = texts["REGION_ID"].dictionary, _indices(texts["REGION_ID"])
         numbered = [self._numbered(place, ids) for place in range(len(self.types))]
@@ -457,7 +447,21 @@ class _Domain:
         region = np.stack([*(n for n, _ in numbered), np.full(len(ids), -1)])[kind, of_id]
         bad = np.stack([*(b for _, b in numbered), np.zeros(len(ids), np.bool_)])[kind, of_id]
         faults.rows(
-            bad, numbers, "REGION_ID", "is not the id of a region of its type", "correct it"
+            numbers,
+            (
+                ~listed,
+                "REGION_TYPE",
+                "is no region type",
+                f"use {', '.join(self.all_types.to_pylist())}",
+            ),
+            (
+                code < 0,
+                "ITERATION_CODE",
+                "is no iteration of level 1 or 2",
+                "give the t1 of the same iterations",
+            ),
+            (~well, "COUNT", "is not a whole number", "correct it"),
+            (bad, "REGION_ID", "is not the id of a region of its type", "correct it"),
         )
         counted = (region >= 0) & (code >= 0) & well
         counted &= self.taken[kind, code]
@@ -514,15 +518,6 @@ def _regions(geography: pa.Table, region_type: str) -> pa.StringArray:
 
 def _counts(column: pa.StringArray) -> tuple[Int64, Bool]:
     """(counts, which texts are whole numbers of at most 15 digits); 0 where one is not."""
-    # Arrow reads hexadecimal digits too, behind an x.
-    simple = b"x" not in (raw := (column.buffers()[2] or pa.py_buffer(b"")).to_pybytes())
-    if simple and b"X" not in raw:
-        try:
-            count = np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
-            if ((count > -_MOST) & (count < _MOST)).all():
-                return count, np.ones(len(count), np.bool_)
-        except pa.ArrowInvalid:  # its text shows the value
-            pass
     well = _bool(pc.match_substring_regex(column, _COUNT))
     digits = pc.if_else(pa.array(well), column, "0")
     return np.asarray(digits.cast(pa.int64()).to_numpy(), np.int64), well
@@ -532,8 +527,9 @@ def _indices(column: pa.DictionaryArray) -> Int64:
     return np.asarray(column.indices.to_numpy(), np.int64)
 
 
-def _index(texts: pa.StringArray, values: pa.StringArray) -> Int64:
+def _index(texts: pa.Array | pa.ChunkedArray, values: pa.Array | pa.ChunkedArray) -> Int64:
     """The place of each text among values, -1 where it is none of them."""
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     return np.asarray(pc.index_in(texts, values).fill_null(-1).to_numpy(), np.int64)
 
 

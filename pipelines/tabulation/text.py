@@ -60,6 +60,10 @@ class Fault(NamedTuple):
         return f"{', '.join(where)}: {self.rule}. Fix: {self.fix}."
 
 
+#: A rule of rows: (n,) which ones break it; column, rule and fix, as a `Fault` has them.
+Guard = tuple[Bool, str, str, str]
+
+
 class Faults:
     """Gathers the faults of one file, in the order in which they are found.
 
@@ -92,17 +96,18 @@ class Faults:
             if holds:
                 self.add(column, rule, fix)
 
-    def rows(self, bad: Bool, numbers: Int64, column: str, rule: str, fix: str) -> None:
-        """Add a fault of each row that is marked.
+    def rows(self, numbers: Int64, *guards: Guard) -> None:
+        """Add a fault of each row that a guard marks.
 
         Args:
-            bad: (n,) which rows; numbers: (n,) their numbers in the file.
+            numbers: (n,) the rows' numbers in the file.
         """
-        at = numbers[np.flatnonzero(bad)]
-        for number in at[:MAX_LISTED].tolist():
-            self.add(column, rule, fix, number)
-        if len(at) > MAX_LISTED:
-            self.add(column, f"{rule} (and {len(at) - MAX_LISTED:,} more rows)", fix)
+        for bad, column, rule, fix in guards:
+            at = numbers[np.flatnonzero(bad)]
+            for number in at[:MAX_LISTED].tolist():
+                self.add(column, rule, fix, number)
+            if len(at) > MAX_LISTED:
+                self.add(column, f"{rule} (and {len(at) - MAX_LISTED:,} more rows)", fix)
 
 
 def refuse(faults: Sequence[Fault]) -> None:
@@ -201,14 +206,13 @@ def read_blocks(
         faults: takes what is wrong: the file, its header, its lines.
         more: whether further columns are allowed, anywhere; they are ignored.
     """
-    with faults.reading(), open(path, "rb", buffering=0) as raw:
-        head, rest = first_line(raw)
-        names = usable_header(head, columns, faults, more)
+    with faults.reading(), open(path, "rb") as file:
+        names = usable_header(first_line(file), columns, faults, more)
         if names is None:
             return
         row = 2
         try:
-            for block in _blocks_of_lines(raw, rest):
+            for block in _blocks_of_lines(file):
                 rows, many = _rows(block, row, names, columns, faults)
                 row += many
                 yield rows
@@ -217,20 +221,15 @@ def read_blocks(
             faults.add("", f"has no line break in {most}", "write each row into a line of its own")
 
 
-def first_line(raw: BinaryIO) -> tuple[bytes, bytes]:
-    """Return the first line of a file without byte order mark and line feed, and the bytes after
-    it.
+def first_line(file: BinaryIO) -> bytes:
+    """Return the first line of a file without byte order mark and line feed.
 
     A line that is longer than any may be comes out cut.
     """
-    data = b""
-    while b"\n" not in data and len(data) <= MAX_LINE_BYTES and (part := raw.read(1 << 16)):
-        data += part
-    head, _, rest = data.partition(b"\n")
-    return head.removeprefix(BOM), rest
+    return file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n").removeprefix(BOM)
 
 
-def _blocks_of_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
+def _blocks_of_lines(file: BinaryIO) -> Iterator[bytes]:
     """The rest of a file in blocks that end with a line; the last one gets its line feed.
 
     A line that is longer than any may be comes out cut.
@@ -238,8 +237,8 @@ def _blocks_of_lines(raw: BinaryIO, carry: bytes) -> Iterator[bytes]:
     Raises:
         BrokenFileError: a line is longer than `limits.MAX_UNBROKEN_BYTES`.
     """
-    unbroken = len(carry)
-    while data := raw.read(BLOCK_BYTES):
+    unbroken, carry = 0, b""
+    while data := file.read(BLOCK_BYTES):
         unbroken += len(data)
         body, feed, carry = (carry[: MAX_LINE_BYTES + 2] + data).rpartition(b"\n")
         unbroken = len(carry) if feed else unbroken
@@ -263,7 +262,7 @@ def _rows(
         return Rows(table, numbers), len(lines)
     good = ~blank
     for bad, rule, fix in line_faults(lines, len(names)):
-        faults.rows(bad & ~blank, numbers, "", rule, fix)
+        faults.rows(numbers, (bad & ~blank, "", rule, fix))
         good &= ~bad
     good_lines = lines if good.all() else lines.filter(pa.array(good))
     return Rows(parse(good_lines, names, columns), numbers[good]), len(lines)

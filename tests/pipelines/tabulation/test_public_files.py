@@ -31,10 +31,9 @@ from tests.pipelines.tabulation.office import Office
 
 def test_faults_say_where_what_and_how() -> None:
     faults, many = Faults("GRF-C.txt"), MAX_LISTED + 7
-    faults.rows(
-        np.array([False, True]), np.array([2, 3]), "TABBLK", "is not 4 digits", "correct it"
-    )
-    faults.rows(np.ones(many, np.bool_), np.arange(many), "A", "is wrong", "correct it")
+    guard = np.array([False, True]), "TABBLK", "is not 4 digits", "correct it"
+    faults.rows(np.array([2, 3]), guard)
+    faults.rows(np.arange(many), (np.ones(many, np.bool_), "A", "is wrong", "correct it"))
     assert len(faults.faults) == MAX_LISTED + 2
     one = Fault("config.json", None, "run_us", "is required", "add it")
     lines = _lines([faults.faults[0], faults.faults[-1], one])
