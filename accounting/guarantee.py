@@ -47,7 +47,7 @@ from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import hindrance
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.plan.privacy import StrategyName
-from dpstream.accounting.plan.unit import several_mu, together
+from dpstream.accounting.plan.unit import identity_of, several_mu, together
 from dpstream.accounting.strength import STATED_DELTA, weaknesses
 from dpstream.accounting.tuning.answer import Tuned
 
@@ -103,7 +103,8 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         },
         "unit": {
             "column": plan.unit.column,
-            "period_micros": plan.timeline.period,
+            "period_micros": None if plan.timeline.calendar else plan.timeline.period,
+            "covers": identity_of(plan).covers,
             "text": _unit(plan),
             "periods_met": plan.timeline.periods_met,
             "contributions": plan.privacy.contributions,
@@ -135,9 +136,7 @@ def _unit(plan: Plan) -> str:
     unit = f"all records with one value of '{plan.unit.column}'"
     if plan.timeline.period is None:
         return f"{unit}, over the whole stream"
-    return (
-        f"{unit} whose event time lies in one period of {plan.timeline.words(plan.timeline.period)}"
-    )
+    return f"{unit} whose event time lies in one period of {identity_of(plan).covers}"
 
 
 def _for_ever(plan: Plan) -> bool:

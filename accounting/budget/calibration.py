@@ -27,6 +27,7 @@ from dpstream.accounting.budget.allocation import (
     StreamNoise,
     allocate,
 )
+from dpstream.accounting.calendars import Calendar
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.plan.plan import Plan, with_privacy
 from dpstream.accounting.strategies import make_strategy
@@ -80,6 +81,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         unsound: written only of numbers without a guarantee.
         tests: triggers of the tests, written only where they are not ``select_every`` apart.
         skips: pairs on published keys take no weight.
+        calendar: the list of the plan's timeline, which later time zones do not change.
     """
 
     format: int
@@ -101,6 +103,7 @@ class _Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     unsound: bool = False
     tests: tuple[int, ...] | None = None
     skips: bool | None = None
+    calendar: Calendar | None = None
 
 
 def calibrate(plan: Plan) -> str:
@@ -138,6 +141,7 @@ def committed_text(plan: Plan, budget: Budget) -> str:
         tau=None if budget.tau is None else _packed(budget.tau),
         unsound=not budget.has_guarantee,
         tests=plan.design.schedule,
+        calendar=plan.timeline.calendar,
         skips=plan.design.skips,
     )
     return msgspec.json.encode(text).decode()
@@ -169,6 +173,15 @@ def calibrated(plan: Plan, text: str) -> Calibrated:
 
 
 @functools.lru_cache(maxsize=16)
+def calendar_of(text: str) -> Calendar | None:
+    """Return the list that the timeline of a begun run has, ``None`` without a calendar.
+
+    Raises:
+        PolicyError: the text is damaged, or another program's.
+    """
+    return _read(text).calendar
+
+
 def begun(plan: Plan, text: str) -> Plan:
     """Return the plan with the defaults of its run; its hash is the same.
 

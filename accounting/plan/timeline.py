@@ -121,9 +121,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _check_calendar(self, calendar: Calendar) -> None:
         """Refuse a start inside a unit or a period, and a calendar that leaves out a unit."""
-        units = {calendar.unit: self.trigger_every, self.period_unit: self.period}
-        for unit in units:
-            of_unit = calendar if unit is None else msgspec.structs.replace(calendar, unit=unit)
+        for of_unit in (calendar, self.period_calendar or calendar):
             begins = of_unit.beginnings(np.array([of_unit.number(self.start)]))
             if begins[0] != self.start:
                 raise UsageError(
@@ -137,11 +135,15 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "begins between two trigger times",
                 "write a multiple of release_every, or release_every = '1 day'",
             )
-        if (np.diff(self._bounds.instants) <= 0).any():
+        instants = self._bounds.instants
+        last = len(instants) - 1 if self.end is None else self.last_trigger_time
+        if not calendar.begin <= self.start < self.horizon <= calendar.end or last >= len(instants):
+            raise UsageError("calendar", "ends before the job does", "let it end sooner")
+        if (np.diff(instants[: last + 1]) <= 0).any():
             raise UsageError(
                 "calendar",
-                f"leaves out a {calendar.unit}: clocks of {calendar.zone} were set forward over it",
-                "let the job end before it or start after it, or use another zone",
+                f"has a day that {calendar.zone} left out when its clocks were set forward",
+                "let the job end before that day or start after it, or use another zone",
             )
 
     def once(self) -> "Timeline":
@@ -178,6 +180,11 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         step = self.trigger_every // calendar.nominal
         period = 1 if self.period is None else self.first_period[1]
         return bounds(calendar, self.start, step, self.period_unit, period)
+
+    @property
+    def zone(self) -> str | None:
+        """The time zone of the calendar."""
+        return None if self.calendar is None else self.calendar.zone
 
     @property
     def period_calendar(self) -> Calendar | None:
@@ -325,7 +332,9 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def passed(self, instant: int) -> int:
         """Return the last global trigger time at or before an instant."""
-        return int(self.trigger_time_of(np.array([instant]))[0]) - 1
+        if self.calendar is not None:
+            return int(np.searchsorted(self._bounds.instants, instant, side="right")) - 1
+        return (instant - self.start) // self.trigger_every  # exact: a watermark may be -2^63
 
     def last_window_of(self, times: Int64) -> Int64:
         """Return the last window that begins at or before each instant."""

@@ -217,7 +217,7 @@ def _windows_covered(plan: Plan) -> int | None:
     """Windows that one budget covers."""
     timeline = plan.timeline
     if timeline.period is not None:
-        return max(1, timeline.period // timeline.slide)
+        return 1 if timeline.one_window_a_period else max(1, timeline.period // timeline.slide)
     return None if timeline.end is None else timeline.windows
 
 

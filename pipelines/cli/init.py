@@ -55,7 +55,9 @@ _COLUMNS = options(
         help="What numbers of --time count since 1970.",
     ),
     click.option(
-        "--zone", metavar="ZONE", help="Zone of local times, as Europe/Berlin.  [default: UTC]"
+        "--zone",
+        metavar="ZONE",
+        help="Zone of local times, days and months, as Europe/Berlin.  [default: UTC]",
     ),
     click.option(
         "--csv",
@@ -66,14 +68,13 @@ _COLUMNS = options(
     ),
 )
 _AXIS = options(
-    click.option("--start", metavar="DAY", help="First day of the data, UTC, or a time."),
+    click.option("--start", metavar="DAY", help="First day of the data, in --zone, or a time."),
     click.option("--end", metavar="DAY", help="The day after the last day of the data."),
     click.option(
         "--window",
         metavar="LENGTH",
         help="Length of a window, in which records are counted together: hour, day, week, "
-        "month (4 weeks, or a calendar month if --start to --end is one), quarter, year, "
-        "or like 12h.  [default: from the days between]",
+        "month, quarter, year, or like 12h.  [default: from the days between]",
     ),
     click.option(
         "--every",
@@ -102,7 +103,7 @@ _BUDGET = options(
         "--covers",
         metavar="WHAT",
         help="What epsilon and C cover: window (each separately), lifetime (everything),"
-        " or a length of several windows, such as 28d.  [default: window]",
+        " or a length of several windows, such as 28d or, of months, 1 year.  [default: window]",
     ),
 )
 

@@ -9,9 +9,8 @@ What is found here is written into the project file, so it must not come from pr
 
 import functools
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, NamedTuple, TypeVar
-from zoneinfo import ZoneInfo
 
 import click
 import msgspec
@@ -407,9 +406,7 @@ def _stretch(
     """First and last instant: of the flags, of the sample if it may be read, or asked for."""
     begin = after = None
     if given.public_sample:
-        moments = stretch(file, (unit.column, unit.type), time)
-        zone = None if given.zone is None else ZoneInfo(given.zone)
-        begin, after = (f"{moment.astimezone(zone or UTC):%Y-%m-%d}" for moment in moments)
+        begin, after = map(str, stretch(file, (unit.column, unit.type), time))
     start = person.answer(
         "--start",
         given.start,

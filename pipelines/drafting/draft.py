@@ -247,7 +247,7 @@ def _job(answers: Answers, target: Target) -> str:
     guarantee = f"epsilon = {answers.epsilon!r}, delta = {answers.delta!r}"
     covered = _COVERED[answers.period is None]
     zone = windows.calendar
-    calendar = "" if zone is None else f"\ncalendar = {_quoted(zone)}  # of all lengths"
+    calendar = "" if zone is None else f"\ncalendar = {_quoted(zone)}  # whose days count"
     return f"""\
 [job.{name}]
 table = "{target.table}"
@@ -413,7 +413,13 @@ def with_covers(answers: Answers, target: Target, covers: str) -> Answers:
         raise UsageError(
             "--covers",
             f"'{covers}' is neither a length nor what a budget can cover",
-            f"write {WINDOW}, {LIFETIME}, or a length such as 28d",
+            f"write {WINDOW}, {LIFETIME}, or a length such as 28d or 1 month",
+        )
+    if answers.windows.calendar is None and re.search("month|quarter|year", word):
+        raise UsageError(
+            "--covers",
+            "is of the calendar, and the windows are not",
+            "add --zone UTC, or a zone such as Europe/Berlin",
         )
     period = {WINDOW: answers.windows.length, LIFETIME: None}.get(word, word)
     covered = answers._replace(period=period)

@@ -5,8 +5,9 @@ Nothing of it is read unless the operator says that the values are public (``--p
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import date, timedelta
 from typing import Literal, TypeVar
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -154,8 +155,9 @@ def with_names(file: DataFile) -> DataFile:
     return file._replace(columns=tuple(map(text_column, names)))
 
 
-def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[datetime, datetime]:
-    """Return the days that the times lie on: the first, and the one after the last (UTC).
+def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[date, date]:
+    """Return the days that the times lie on, of the time's zone or UTC: the first, and the one
+    after the last.
 
     Raises:
         UsageError: no row has a unit of its type (column, type), or none a time.
@@ -178,11 +180,10 @@ def stretch(file: DataFile, unit: tuple[str, str], time: TimeColumn) -> tuple[da
             "write times like 2024-01-31T12:00:00Z, or say how they are written: --time-format "
             "'%d.%m.%Y %H:%M', or --time-unit s",
         )
-    day = timedelta(days=1)
+    zone = ZoneInfo(time.zone or "UTC")
     try:
-        first, last = moment_of(int(low)), moment_of(int(high))
-        midnight = [t.replace(hour=0, minute=0, second=0, microsecond=0) for t in (first, last)]
-        return midnight[0], midnight[1] + day
+        first, last = (moment_of(int(t)).astimezone(zone).date() for t in (low, high))
+        return first, last + timedelta(days=1)
     except OverflowError:
         raise UsageError(
             "--time", "has times beyond the calendar", "give --start and --end"

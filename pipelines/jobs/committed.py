@@ -182,7 +182,7 @@ def _unit_differences(job: "Job", unit: UnitIdentity, receipt: Receipt) -> list[
     return [
         ("unit.name" if named else "table.unit_column", unit.name != tuned.name),
         ("table.unit_column", unit.type != tuned.type),
-        ("budget.covers", unit.period != tuned.period),
+        ("budget.covers", (unit.period, unit.calendar) != (tuned.period, tuned.calendar)),
         ("table.time_column", unit.event_time != tuned.event_time),
         ("start", unit.phase != tuned.phase),
     ]

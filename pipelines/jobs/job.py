@@ -5,6 +5,7 @@ resolved against the project file's folder.  Everything that decides what is rel
 ``Job.plan``; threads and sizes of batches are not, and cannot change a released byte.
 """
 
+import contextlib
 import glob
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from dpstream.accounting import limits
+from dpstream.accounting.calendars import Calendar
 from dpstream.accounting.errors import DpstreamError, UsageError, required
 from dpstream.accounting.extras import require
 from dpstream.accounting.fields import Aggregate, Field
@@ -219,6 +221,9 @@ def _checked(
     numbers = _numbers(section, source)
     replace = msgspec.structs.replace
     plan = _plan(project, name, section, table, unit, source, workload)
+    store = stores.backend(_store(section.store) or f"sqlite:{name}.store.db").below(folder).url
+    if plan.timeline.calendar is not None:
+        plan = _as_begun(plan, plan.timeline.calendar, store)
     reading = reading_of(where, table, numbers)
     time, taken = reading.time, {field.column for field in (plan.unit, *plan.key)}
     if time is not None and time.column in taken and source.query is None:
@@ -239,7 +244,6 @@ def _checked(
     if source.query is not None:
         source, digest = _with_query(source, source.query, plan, folder)
         plan = replace(plan, query=digest).check()
-    store = stores.backend(_store(section.store) or f"sqlite:{name}.store.db").below(folder).url
     ledger = None if data_set.account is None else account_of(project, data_set_name)
     keep_beside(store, None if ledger is None else ledger.path, path)
     sink, dead_letter = section.sink, section.dead_letter or f"dead_letter/{name}"
@@ -260,6 +264,23 @@ def _checked(
         reading=reading,
         test_run_id=TEST_RUN_IDS.get(path),
     )
+
+
+def _as_begun(plan: Plan, calendar: Calendar, store: str) -> Plan:
+    """Return the plan with the calendar's list of the run in the store, if one was begun.
+
+    What the machine has learnt of time zones since then changes no window of it.
+    """
+    from dpstream.accounting.budget.calibration import calendar_of
+
+    with contextlib.suppress(DpstreamError, OSError):  # who opens the store says what is wrong
+        identity = stores.backend(store).identity()
+        listed = None if identity is None else calendar_of(identity.calibration)
+        same = ("unit", "zone", "begin", "end")
+        if listed and all(getattr(listed, name) == getattr(calendar, name) for name in same):
+            timeline = msgspec.structs.replace(plan.timeline, calendar=listed)
+            return msgspec.structs.replace(plan, timeline=timeline)
+    return plan
 
 
 def _numbers(section: JobSection, source: Source) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from dpstream.pipelines.project.source import Source
 from dpstream.pipelines.project.text import duration_micros, instant_micros
 
 _LENGTH = re.compile(r"\s*(?:([0-9]{1,9}) ?)?(d|day|w|week|month|quarter|year)s?\s*")
+_ZERO = re.compile(r"0 ?[a-z]*")
 _UNITS: dict[str, tuple[CalendarUnit, int]] = {
     "d": ("day", 1),
     "day": ("day", 1),
@@ -51,7 +52,7 @@ def timeline_of(job: JobSection, source: Source) -> Timeline:
     """Return the time axis of a job; a bounded source needs its end.
 
     Raises:
-        UsageError: a length or time cannot be read, or is none of the calendar.
+        UsageError: a length or time cannot be read, or does not suit the calendar.
     """
     if job.end is None and not source.unbounded:
         raise UsageError(
@@ -87,17 +88,23 @@ def remembered(job: JobSection) -> Literal["run", "never"] | int | None:
     try:
         if job.calendar is None:
             return duration_micros("remember_keys", text)
-        unit = _length("release_every", job.release_every).unit
+        unit = cell_unit(job)
         return _in_units("remember_keys", text, unit) * NOMINAL[unit]
     except UsageError as error:
-        fix = "write 'run', 'never', or a duration such as '30d'"
+        length = "30 days" if job.calendar is None else f"3 {cell_unit(job)}s"
+        fix = f"write 'run', 'never', or a length such as '{length}'"
         raise UsageError("remember_keys", error.rule, fix) from None
+
+
+def cell_unit(job: JobSection) -> CalendarUnit:
+    """Return the calendar's unit in which a job's lengths are: that of ``release_every``."""
+    return _length("release_every", job.release_every).unit
 
 
 def _of_calendar(job: JobSection, zone: str) -> Timeline:
     """Return a time axis in units of the calendar; see the module."""
     check_zone("calendar", zone)
-    unit = _length("release_every", job.release_every).unit
+    unit = cell_unit(job)
     nominal, calendar = NOMINAL[unit], Calendar.of(unit, zone)
 
     def micros(field: str, text: str) -> int:
@@ -113,12 +120,13 @@ def _of_calendar(job: JobSection, zone: str) -> Timeline:
         window=window,
         slide=window if job.slide is None else micros("slide", job.slide),
         trigger_every=micros("release_every", job.release_every),
-        allowed_lateness=0 if late == "0s" else micros("allowed_lateness", late),
+        allowed_lateness=0 if _ZERO.fullmatch(late) else micros("allowed_lateness", late),
         max_skew=duration_micros("max_skew", job.max_skew),
         period=None if covered is None else covered.number * NOMINAL[covered.unit],
         period_unit=None if covered is None else covered.unit,
     )
-    _check_named(job.window, calendar, start)
+    if job.slide is None:
+        _check_named(job.window, calendar, start)
     last = RANGE[1] if end is None else end + timeline.allowed_lateness + _MARGIN
     if end is not None:
         last += 2 * (timeline.window + (timeline.period or 0))
@@ -139,7 +147,16 @@ def period_of(field: str, length: str, zone: str, start: str | None) -> tuple[in
     check_zone(field, zone)
     period = _length(field, length)
     calendar = Calendar.of(period.unit, zone)
-    first = 0 if start is None else calendar.number(_instant("--start", start, calendar))
+    day = calendar.beginnings(np.zeros(1, np.int64))[0]
+    if start is not None:
+        day = _instant("--start", start, calendar)
+    first = calendar.number(int(day))
+    if start is not None and calendar.beginnings(np.array([first]))[0] != day:
+        raise UsageError(
+            "--start",
+            f"is not the beginning of a {period.unit} in {zone}",
+            "write the first day of one",
+        )
     return period.number, first % period.number, calendar
 
 
@@ -162,8 +179,8 @@ def _length(field: str, text: str) -> _Length:
     if match is None or not number:
         raise UsageError(
             field,
-            "is no length of a calendar, whose days and months differ in hours",
-            "write '1 day', '2 weeks', '1 month', '1 quarter' or '1 year', or omit calendar",
+            "is not a number of days, weeks, months, quarters or years, the lengths of a calendar",
+            "write '1 day', '2 weeks' or '1 month'" + (", or omit calendar" * (field[0] != "-")),
         )
     unit, each = _UNITS[match[2]]
     return _Length(unit, number * each, each)
@@ -176,18 +193,17 @@ def _in_units(field: str, text: str, unit: CalendarUnit) -> int:
         return length.number
     if (length.unit, unit) == ("week", "day"):
         return 7 * length.number
-    raise UsageError(
-        field,
-        f"is not a number of {unit}s, which release_every is given in",
-        f"write it in {unit}s, or release_every as '1 {length.unit}'",
-    )
+    fix = f"write it in {unit}s"
+    if unit == "day" and field != "budget.covers":
+        fix = "write release_every = '1 month', because a month is no number of days"
+    raise UsageError(field, f"is not a number of {unit}s, which release_every is given in", fix)
 
 
 def _check_named(window: str, calendar: Calendar, start: int) -> None:
     """Refuse windows called weeks, quarters or years that begin inside of one."""
     length = _length("window", window)
     each = 7 if (length.unit, calendar.unit) == ("week", "day") else length.each
-    first, where = _BEGINS.get((calendar.unit, each), (0, ""))
+    first, where = _BEGINS.get((calendar.unit, each), (0, ""))  # of windows that do not slide
     if where and (calendar.number(start) - first) % each:
         raise UsageError(
             "start",
@@ -201,5 +217,8 @@ def _instant(field: str, text: str, calendar: Calendar) -> int:
     local = re.fullmatch(r"([0-9-]{10})(?:[Tt ]([0-9:.]+))?", text.strip())
     if local is None:
         return instant_micros(field, text)
-    micros = instant_micros(field, f"{local[1]}T{local[2] or '00:00:00'}Z")
+    try:
+        micros = instant_micros(field, f"{local[1]}T{local[2] or '00:00:00'}Z")
+    except UsageError as error:
+        raise UsageError(field, error.rule, "write it like 2024-01-31") from None
     return int(calendar.instants(np.array([micros]))[0])

@@ -10,6 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import msgspec
 
 from dpstream.accounting.budget.calibration import begun, calibrated
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, UsageError
+from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.accounting.places import ReleaseKind
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.release import stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
@@ -36,7 +39,7 @@ from dpstream.pipelines.connectors.run_manifest import (
 from dpstream.pipelines.connectors.sink import Sink
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.project.text import instant_micros
+from dpstream.pipelines.project.text import instant
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begun_epoch, charge_restored, prepare
 from dpstream.pipelines.stream.run import Progress
@@ -237,12 +240,17 @@ def expire(
     lasting = job.plan.design.remembered_for
     changed, dropped = retention.expire(store, timeline, remembered_for=lasting), 0
     if releases_before is not None:
-        before = _droppable(job, instant_micros("releases-before", releases_before))
+        before = _droppable(job, _micros("releases-before", releases_before, timeline))
         _require_published(job, before, progress)
         dropped = max(0, before - store.retained_windows.dropped)
         retention.drop_releases(store, timeline, before)
     store.compact()
     return {"shards_expired": changed, "windows_dropped": dropped}
+
+
+def _micros(field: str, text: str, timeline: Timeline) -> int:
+    """Return an instant; a day and a time without an offset are of the calendar's zone, or UTC."""
+    return (instant(field, text, timeline.zone) - EPOCH) // timedelta(microseconds=1)
 
 
 def _droppable(job: Job, instant: int) -> int:
@@ -341,7 +349,7 @@ def abandon(
             "restore without --abandon; if the input is gone, give an instant after all it held",
         )
     refuse_changed(job)
-    instant = time.time_ns() // 1000 if now is None else instant_micros("now", now)
+    instant = time.time_ns() // 1000 if now is None else _micros("now", now, timeline)
     continued = functools.cache(_in_next_epoch(job))
 
     def confirm(old: RunIdentity) -> None:

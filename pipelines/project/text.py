@@ -2,11 +2,6 @@
 
 This module sees no record.  Durations and instants are parsed exactly (integers and rationals,
 never floats); an error names the field of the file, the rule and the fix.
-
-**Windows** that suit a range of time are days, weeks, and lengths that replace months and years.
-All windows of a job have one length, which calendar months do not have.  A calendar month is a
-window only if it is the whole range; otherwise four weeks replace it.  Windows of weeks begin on
-Mondays.
 """
 
 import re
@@ -112,6 +107,14 @@ _INSTANT = re.compile(
 )
 #: Lengths of the calendar, which need one.
 _CALENDAR = re.compile(r"\s*(?:[0-9]+\s*|P[0-9]*)?(mon?|months?|q|quarters?|y|yr|years?|M|Q|Y)\s*")
+_JOB_FIX = 'add calendar = "UTC", or a zone such as "Europe/Berlin", or write whole weeks: \'4w\''
+_CALENDAR_FIXES = {
+    "--covers": "write it with a zone: '1 month in UTC'",
+    "--window": "write month, quarter or year",
+    **dict.fromkeys(
+        ("window", "slide", "release_every", "allowed_lateness", "budget.covers"), _JOB_FIX
+    ),
+}
 _MAX_MICROS = 1 << 62
 
 #: Characters of an unknown name that an error shows.
@@ -146,7 +149,7 @@ def duration_micros(field: str, text: str) -> int:
         raise UsageError(
             field,
             "is of the calendar, and months and years differ in length",
-            'add calendar = "UTC", or a zone such as "Europe/Berlin", or write whole weeks: \'4w\'',
+            _CALENDAR_FIXES.get(field, "write whole weeks: '4w'"),
         )
     if match is None:
         raise UsageError(

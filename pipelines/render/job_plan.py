@@ -66,7 +66,7 @@ def details_text(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> str:
     figures = describe(plan, budget, tuned)
     timeline = plan.timeline
     words = timeline.words
-    zone = "" if timeline.calendar is None else f" of {timeline.calendar.zone}"
+    zone = "" if timeline.calendar is None else f", in {timeline.calendar.zone}"
     for_ever = ", once for all time" if figures["unit"]["for_ever"] else ""
     lines = [
         *labelled("Guarantee", figures["guarantee"]["text"]),

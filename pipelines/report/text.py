@@ -139,7 +139,12 @@ def settings(job: Job, in_force: Plan) -> list[tuple[str, str]]:
             for name, value in aggregate.items()
             if name != "name" and value is not None
         ]
-    rows += [(_TIME.get(k, k), _time(job.plan.timeline, k, v)) for k, v in plan["timeline"].items()]
+    of_calendar = {"period_unit"} if job.plan.timeline.calendar else {"period_unit", "calendar"}
+    rows += [
+        (_TIME.get(k, k), _time(job.plan.timeline, k, v))
+        for k, v in plan["timeline"].items()
+        if k not in of_calendar
+    ]
     resolved = {"weights": in_force.design.weights, "skip": in_force.design.skips}
     privacy = plan["privacy"] | msgspec.to_builtins(resolved)
     rows += [(job_field(k), v) for k, v in privacy.items() if k != "usual_weights"]
@@ -169,7 +174,7 @@ def _field(field: dict[str, Any]) -> str:
 
 def _time(timeline: Timeline, name: str, value: Any) -> str | None:
     """Return a field of a timeline as text."""
-    if value is None or name == "period_unit":
+    if value is None:
         return None
     if name == "calendar":
         return str(value["zone"])

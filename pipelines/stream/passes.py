@@ -247,9 +247,10 @@ class DueInput(NamedTuple):
 
         ``None`` for the run's end, after which no file can be added, and for a run without passes.
         """
-        last = timeline.last_trigger_time
-        through = last if self.passes is None else self.passes.passes[-1].through
-        return None if through == last else _text(timeline, through)
+        if self.passes is None:
+            return None
+        through = self.passes.passes[-1].through
+        return None if through == timeline.last_trigger_time else _text(timeline, through)
 
 
 def due(job: Job, through: str | None) -> Iterator[DueInput]:
@@ -296,7 +297,7 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
     """Return the last global trigger time at or before an instant.
 
     Args:
-        through: RFC 3339, a date (its midnight in UTC), ``now`` or ``end``.
+        through: RFC 3339, a date (its midnight in the calendar's zone or UTC), ``now`` or ``end``.
 
     Raises:
         UsageError: the text is not an instant, or the instant is before the first trigger time.
@@ -306,7 +307,7 @@ def trigger_time_of(timeline: Timeline, through: str) -> int:
     if through == "now":
         micros = time.time_ns() // 1_000
     else:
-        micros = (instant(FLAG, through) - EPOCH) // timedelta(microseconds=1)
+        micros = (instant(FLAG, through, timeline.zone) - EPOCH) // timedelta(microseconds=1)
     trigger_time = timeline.passed(micros)
     if trigger_time < 1:
         raise UsageError(

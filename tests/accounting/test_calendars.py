@@ -101,8 +101,9 @@ def test_days_of_utc_are_days_of_one_length(data: st.DataObject) -> None:
         within = (times >= start) & (times < end)
         closed = [each.period_closed(times[within], stamps[within]) for each in (one, other)]
         assert (closed[0] == closed[1]).all()
-        for instant in times.tolist():
-            assert one.ended(instant) == other.ended(instant)
+        for instant in (*times.tolist(), -(2**63)):
+            assert max(-1, one.passed(instant)) == max(-1, other.passed(instant))
+            assert max(0, one.ended(instant)) == max(0, other.ended(instant))
     for window in range(fixed.windows):
         assert line.window_bounds(window) == fixed.window_bounds(window)
     if fixed.period is not None:

@@ -1,10 +1,12 @@
 """Jobs by the calendar, from `dpstream init` to the report, against another implementation."""
 
+import zoneinfo
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -12,7 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from dpstream.accounting import zones
+from dpstream.accounting.calendars import NOMINAL, Calendar
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.stream.passes import DueInput, trigger_time_of
 
 ZONE = "Europe/Berlin"
 FIRST, LAST = (datetime(year, 1, 1, tzinfo=ZoneInfo(ZONE)) for year in (2003, 2025))
@@ -44,6 +51,59 @@ def history(folder: Path) -> Path:
     )
     pq.write_table(table, folder / "commits.parquet")
     return folder / "commits.parquet"
+
+
+def test_a_run_keeps_the_list_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine learns of other clocks: the run goes on, and a new job has the new list."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--unit", "author", "--key", "path", "--time", "at", "--window", "quarter"]
+    flags += ["--zone", ZONE, "--start", "2003-01-01", "--end", "2004-01-01", "--epsilon", "1"]
+    data = str(history(tmp_path))
+    call("init", data, *flags, "--job", "old")
+    call("run", "old")
+    moved = zoneinfo.ZoneInfo("Europe/London")
+    monkeypatch.setattr(zones, "ZoneInfo", lambda _: moved)
+    zones.zone_of.cache_clear()
+    try:
+        before = load_job(name="old").plan
+        assert "4 of 4" in call("report", "old").output
+        call("init", data, *flags, "--job", "new", "--data-set", "commits")
+        assert before.timeline.calendar != load_job(name="new").plan.timeline.calendar
+    finally:
+        zones.zone_of.cache_clear()
+    assert load_job(name="old").plan == before
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "end"),
+    [
+        ("America/Los_Angeles", "2024-01-31", "2024-03-02"),
+        ("Asia/Tokyo", "2024-02-01", "2024-03-03"),
+    ],
+)
+def test_a_public_sample_gives_local_days(
+    zone: str, start: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("v.csv").write_text("who,page,at\n1,a,2024-02-01T05:30:00Z\n2,a,2024-03-01T20:00:00Z\n")
+    flags = ["--unit", "who", "--key", "page", "--time", "at", "--epsilon", "1", "--window", "day"]
+    call("init", "v.csv", *flags, "--zone", zone, "--public-sample")
+    text = Path("dpstream.toml").read_text()
+    assert f'start = "{start}"' in text and f'end = "{end}"' in text
+    assert " unusable" not in call("check").output
+
+
+def test_an_instant_of_a_calendar_is_local_and_an_endless_run_has_no_last_one() -> None:
+    begin = int(np.datetime64("2024-01-01T05:00", "us").astype(np.int64))
+    listed = Calendar.of("month", "America/New_York")
+    length = NOMINAL["month"]
+    endless = Timeline(begin, None, length, length, length, calendar=listed)
+    year = msgspec.structs.replace(endless, end=begin + 366 * NOMINAL["day"])
+    days = ("2024-02-01", "2024-02-29", "2024-03-01")
+    assert [trigger_time_of(year, day) for day in days] == [1, 1, 2]
+    assert DueInput(None).instant(endless) is None
 
 
 @pytest.mark.parametrize(
