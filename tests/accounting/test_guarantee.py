@@ -77,8 +77,8 @@ def test_figures_have_their_names(make_plan: Make) -> None:
         "computational": COMPUTATIONAL,
     }  # fmt: skip
     assert {k: v for k, v in figures["unit"].items() if k != "text"} == {
-        "column": "user", "period_micros": 50 * second, "covers": "50 seconds", "periods_met": 2, "contributions": 32,
-        "for_ever": False,
+        "column": "user", "period_micros": 50 * second, "covers": "50 seconds", "periods_met": 2,
+        "contributions": 32, "for_ever": False,
     }  # fmt: skip
     assert budget.selection is not None
     assert figures["split"] == {
