@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.errors import required
@@ -25,7 +24,6 @@ from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, quantiles, variance
 from dpstream.dp_transforms.one_shot.partials import Bounded, Totals
 
-Float64 = npt.NDArray[np.float64]
 #: Name of the noise of selection; the noise of columns begins with another name.
 SELECTION = b"selection of groups"
 

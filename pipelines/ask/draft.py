@@ -4,20 +4,17 @@
 not part of the output.
 """
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import Header, header_of
-from dpstream.state.disk_errors import ABSENT, file_error, file_errors
+from dpstream.state.disk_errors import file_error, file_errors
 from dpstream.state.durable import PUBLIC, drafted, make_folder
 
 MANIFEST = "manifest.json"
-_SUFFIX = ".dpstream-table"
 
 
 class File(NamedTuple):
@@ -78,19 +75,6 @@ def decoded(data: bytes) -> Manifest:
         PolicyError: the bytes have another form.
     """
     return header_of(data, Manifest, MANIFEST)
-
-
-def existing_manifest(out: Path) -> Manifest | None:
-    """Return the manifest of an existing output; ``None`` if there is nothing at its path.
-
-    Raises:
-        UsageError: something else is at the path; PolicyError: its manifest has another form.
-    """
-    if not out.exists() and not out.is_symlink():
-        return None
-    with file_errors("OUT", "cannot be read"), contextlib.suppress(*ABSENT):
-        return decoded((out / MANIFEST).read_bytes())
-    raise UsageError("OUT", "exists and is no output of this command", "name a new folder")
 
 
 def write_file(folder: Path, file: File) -> None:

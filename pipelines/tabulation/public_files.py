@@ -329,16 +329,7 @@ def _table(block: Int64, place: Int64, area: Int64) -> pa.Table:
 
 def texts(numbers: Int64, width: int) -> pa.StringArray:
     """Return numbers as texts of ``width`` digits."""
-    out = np.empty((len(numbers), width), np.uint8)
-    left = numbers.copy()
-    for place in range(width - 1, -1, -1):
-        left, digit = np.divmod(left, 10)
-        out[:, place] = digit + ord("0")
-    offsets = np.arange(len(numbers) + 1, dtype=np.int64) * width
-    kind = pa.string() if offsets[-1] < 1 << 31 else pa.large_string()
-    ends = offsets.astype(np.int32) if kind == pa.string() else offsets
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(out)]
-    return pa.Array.from_buffers(kind, len(numbers), buffers)
+    return pc.utf8_lpad(pa.array(numbers).cast(pa.string()), width, "0")
 
 
 TOTALS = "pop-group-totals.txt"

@@ -24,7 +24,6 @@ from dpstream.pipelines.ask.draft import (
     File,
     Manifest,
     decoded,
-    existing_manifest,
     get,
     put,
     write_file,
@@ -371,14 +370,11 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 
 def test_what_stands_is_an_output_or_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert existing_manifest(out) is None
-    out.symlink_to(tmp_path / "nowhere")
-    assert refusal(existing_manifest, out) == "UsageError OUT"
-    out.unlink()
-    out.mkdir()
-    (out / MANIFEST).write_text('{"program": "p", "more": 1}')
-    assert refusal(existing_manifest, out) == "PolicyError manifest.json"
+    out = Output(tmp_path / "out", MANIFEST)
+    assert out.existing_manifest() is None
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    assert refusal(out.existing_manifest) == "UsageError OUT"
+    assert refusal(decoded, b'{"program": "p", "more": 1}') == "PolicyError manifest.json"
     assert decoded(encoded(manifest())) == manifest()
 
 

@@ -34,7 +34,8 @@ from dpstream.accounting.tabulation.plan import describe
 from dpstream.accounting.tabulation.plan import figures as figures_of
 from dpstream.dp_transforms.tabulation.domain import LevelDomain, Shard
 from dpstream.dp_transforms.tabulation.expand import aggregated
-from dpstream.pipelines.ask.draft import Manifest, existing_manifest
+from dpstream.pipelines.ask.draft import MANIFEST, Manifest, decoded
+from dpstream.pipelines.ask.folder import Output
 from dpstream.pipelines.tabulation.config import Choice
 from dpstream.pipelines.tabulation.inputs import (
     Inputs,
@@ -281,10 +282,11 @@ def report(
 
 
 def _manifest(run: Path, setup: Prepared) -> Manifest:
-    manifest = existing_manifest(run)
-    if manifest is None:
+    there = Output(run, MANIFEST, "--run").existing_manifest()
+    if there is None:
         fix = "name the --out of a `dpstream census execute`"
         raise UsageError("--run", f"{run.name!r} is no output folder", fix)
+    manifest = decoded(there)
     if manifest.plan_hash != setup.plan.hash:
         raise UsageError(
             "--run",
