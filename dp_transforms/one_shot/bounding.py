@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpstream.accounting.arrays import Ids, Int64
+from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.errors import required
 from dpstream.accounting.query.bounds import (
     VALUES,
@@ -172,20 +172,43 @@ def _rows(
     at = np.minimum(np.searchsorted(pair, mine), max(len(pair) - 1, 0))
     there = (table.group >= 0) & (pair[at] == mine) if len(pair) else np.zeros(len(mine), bool)
     at, value = at[there], table.value[there]
+    chosen = at_most(column, partials, sampled, at, value, ring, run_name)
+    at, value = at[chosen], value[chosen]
     counts = np.bincount(at, minlength=len(pair))
-    over = np.flatnonzero((counts > column.most_rows)[at])
-    if over.size:
-        few = Rows(unit[at[over]], group[at[over]], value[over])
-        name = (b"of a group", *run_name, column.name.encode())
-        chosen = smallest(partials, few, at[over], column.most_rows, ring, name)
-        left = counts[at] <= column.most_rows
-        left[over[chosen]] = True
-        at, value = at[left], value[left]
-        counts = np.bincount(at, minlength=len(pair))
     weight = np.full(len(at), part.unit, np.int64)
     if part.norm is not None:
         weight = _times(weight, _factor(unit, counts.astype(np.int64), part.norm)[at])
     return at, value, weight
+
+
+def at_most(
+    column: QueryColumn,
+    partials: Partials,
+    pair: tuple[Int64, Int64],
+    at: Int64,
+    value: Int64,
+    ring: KeyRing,
+    run_name: Sequence[bytes],
+) -> Bool | slice:
+    """Return which of a column's rows count: at most r of each (unit, group), by a keyed choice.
+
+    Args:
+        pair: units and groups.
+        at: (n,) the place of each row's unit and group among them; value: (n,) of each row.
+
+    Returns:
+        (n,) mask, or a slice of all rows.
+    """
+    crowded = np.bincount(at) > column.most_rows
+    over = np.flatnonzero(crowded[at])
+    if not over.size:
+        return slice(None)
+    owners, (unit, group) = at[over], pair
+    few = Rows(unit[owners], group[owners], value[over])
+    name = (b"of a group", *run_name, column.name.encode())
+    mask = ~crowded[at]
+    mask[over[smallest(partials, few, owners, column.most_rows, ring, name)]] = True
+    return mask
 
 
 def smallest(

@@ -75,13 +75,15 @@ class Runner(NamedTuple):
 
 def run_to_end(
     runner: Runner,
+    run_id: str,
     build: Callable[[Any], object],
     handed_over: Callable[[], bool],
     errors: Callable[[], Sequence[DpstreamError]] = tuple,
 ) -> None:
-    """Build a pipeline and run it until all is handed over.
+    """Build a pipeline and run it until all is handed over; then this process forgets its keys.
 
     Args:
+        run_id: of the charge, whose keys workers in this process have made.
         build: puts the transforms into the pipeline that it is given.
         handed_over: whether everything is there.
         errors: errors of workers elsewhere, as `runners.errors.coded` takes them.
@@ -91,6 +93,7 @@ def run_to_end(
     """
     import apache_beam as beam
 
+    from dpstream.dp_transforms.noise.secret_source import destroy_keys
     from dpstream.dp_transforms.telemetry import forget_error
     from dpstream.pipelines.runners.errors import coded
 
@@ -115,7 +118,10 @@ def run_to_end(
             raise
         raise coded(error, errors()) from None
     finally:
-        engine.close()
+        try:
+            engine.close()
+        finally:
+            destroy_keys(run_id)
 
 
 def _until_handed_over(started: Any, engine: Any, handed_over: Callable[[], bool]) -> None:

@@ -35,7 +35,7 @@ from dpstream.accounting.query.bounds import BoundsDesign, Cut, Settled
 from dpstream.accounting.query.grids import regridded
 from dpstream.accounting.query.plan import QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.one_shot import (
     Bounded,
     QueryAnswer,
@@ -342,6 +342,7 @@ class Spread:
 
     def run(
         self,
+        run_id: str,
         folder: str,
         keys: SecretSource,
         work: Work,
@@ -370,6 +371,7 @@ class Spread:
 
         run_to_end(
             self._runner,
+            run_id,
             lambda pipeline: build(pipeline, task, self._pieces),
             handed_over,
             expected_errors,
@@ -418,12 +420,11 @@ class Workers(_Shards):
         """Run the pipeline and read its result."""
 
         def once() -> T:
-            try:
-                with private_folder(self._spread.beside, "account.path") as folder:
-                    self._spread.run(str(folder), self._keys, work, weights, design, self._shards)
-                    return read(folder)
-            finally:
-                destroy_keys(self._run_id)
+            with private_folder(self._spread.beside, "account.path") as folder:
+                self._spread.run(
+                    self._run_id, str(folder), self._keys, work, weights, design, self._shards
+                )
+                return read(folder)
 
         return self._fitted(once)
 

@@ -27,7 +27,7 @@ from dpstream.accounting.query.parts import centre_of, middle_of
 from dpstream.accounting.query.plan import QueryColumn, QueryPlan
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Bounded, Partials, Rows, Totals, bounded, counted
-from dpstream.dp_transforms.one_shot.bounding import smallest
+from dpstream.dp_transforms.one_shot.bounding import at_most
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded, keyed
 from dpstream.dp_transforms.one_shot.partials import per_group
 from dpstream.pipelines.sql.query_plan import stage_one
@@ -165,16 +165,9 @@ class Work(NamedTuple):
         self, column: QueryColumn, partials: Partials, at: Int64, value: Int64, ring: KeyRing
     ) -> tuple[Int64, Int64, Int64]:
         """Return sum, squares and count of at most r rows of each partial, by a keyed choice."""
-        counts = np.bincount(at, minlength=len(partials.unit))
-        over = np.flatnonzero((counts > column.most_rows)[at])
-        if over.size:
-            owners = at[over]
-            few = Rows(partials.unit[owners], np.maximum(partials.group[owners], 0), value[over])
-            name = (b"of a group", *self.name, column.name.encode())
-            chosen = smallest(partials, few, owners, column.most_rows, ring, name)
-            left = counts[at] <= column.most_rows
-            left[over[chosen]] = True
-            at, value = at[left], value[left]
+        pair = partials.unit, np.maximum(partials.group, 0)
+        chosen = at_most(column, partials, pair, at, value, ring, self.name)
+        at, value = at[chosen], value[chosen]
         size, centred = len(partials.unit), value - middle_of(column)
         total, square = per_group(at, centred, size), centred * centred - centre_of(column)
         there = np.bincount(at, minlength=size).astype(np.int64)

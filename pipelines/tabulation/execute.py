@@ -17,7 +17,7 @@ from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.tabulation.plan import Cost, TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.acceptance import (
     Acceptance,
@@ -338,11 +338,9 @@ def _spread(order: Order, setup: Prepared, ring: KeyRing, run_id: str, draft: Pa
     task = Task(inputs, run_id, str(draft), letters, bound)
     # The files of a part are written in this order.
     last = [draft / names_of_part(setup, part)[-1] for part in parts]
-    try:
-        run_to_end(
-            runner,
-            lambda pipeline: build(pipeline, task, pieces(inputs.records), len(parts)),
-            lambda: all(path.exists() for path in last),
-        )
-    finally:
-        destroy_keys(run_id)
+    run_to_end(
+        runner,
+        run_id,
+        lambda pipeline: build(pipeline, task, pieces(inputs.records), len(parts)),
+        lambda: all(path.exists() for path in last),
+    )

@@ -41,7 +41,7 @@ from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.beam.workers import Keyed, Tasked
 from dpstream.dp_transforms.noise.inputs import combined
-from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
+from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.session import (
     Totals,
     encoded,
@@ -295,19 +295,17 @@ def spread(
         DpstreamError: the pipeline failed.
     """
     shards = shards_for(table.space, question, read, runner.parallelism)
-    try:
-        with private_folder(beside, "account.path") as draft, reading(folder):
-            parts = read_manifest(folder, table).usable()
-            source, place = str(folder.resolve()), str(draft)
-            questions = question, question
-            task = Task(table, source, *questions, packed_boxes(read), run_id, place, shards, keys)
-            run_to_end(
-                runner,
-                lambda pipeline: build(pipeline, task, parts),
-                (draft / ANSWER).exists,
-                lambda: [damaged()],
-            )
-            with pa.ipc.open_stream((draft / ANSWER).read_bytes()) as reader:
-                return reader.read_all()
-    finally:
-        destroy_keys(run_id)
+    with private_folder(beside, "account.path") as draft, reading(folder):
+        parts = read_manifest(folder, table).usable()
+        source, place = str(folder.resolve()), str(draft)
+        questions = question, question
+        task = Task(table, source, *questions, packed_boxes(read), run_id, place, shards, keys)
+        run_to_end(
+            runner,
+            run_id,
+            lambda pipeline: build(pipeline, task, parts),
+            (draft / ANSWER).exists,
+            lambda: [damaged()],
+        )
+        with pa.ipc.open_stream((draft / ANSWER).read_bytes()) as reader:
+            return reader.read_all()

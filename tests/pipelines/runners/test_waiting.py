@@ -195,7 +195,7 @@ def run(runner: Runner, folder: Path, what: beam.DoFn) -> None:
         names = pipeline | beam.Create([1, 2, 3]) | beam.Reshuffle()
         names | beam.ParDo(what).with_output_types(int)
 
-    run_to_end(runner, build, lambda: len(list(folder.iterdir())) == 3)
+    run_to_end(runner, "run", build, lambda: len(list(folder.iterdir())) == 3)
 
 
 def test_all_is_there_at_the_end(tmp_path: Path) -> None:
