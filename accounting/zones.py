@@ -7,7 +7,7 @@ offset before the change: PEP 495 with ``fold = 0``.
 
 import functools
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -17,7 +17,6 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import required
 
 _SECOND = 1_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The days whose offsets are looked up: those of 1900 to 2099, from 1970.
 _FIRST_DAY, _LAST_DAY = -25_567, 47_481
 
@@ -51,7 +50,10 @@ def zone_of(name: str) -> Zone:
     zone = ZoneInfo(name)
 
     def offset(second: int) -> int:
-        shift = (_EPOCH + timedelta(seconds=second)).astimezone(zone).utcoffset()
+        return seconds(datetime.fromtimestamp(second, zone).utcoffset())
+
+    @functools.cache
+    def seconds(shift: timedelta | None) -> int:
         return int(required(shift, "a zone has an offset").total_seconds())
 
     days = [offset(day * 86_400) for day in range(_FIRST_DAY, _LAST_DAY)]

@@ -113,9 +113,10 @@ def _fitting(
     Args:
         written: the flag that declares a form: two flags are two ways to read.
     """
-    shares = [share(form) for form in forms]
+    least = share(plain)
+    shares = [share(form) for form in forms] if least < 1 else []
     most = max(shares, default=0.0)
-    if most <= share(plain):
+    if most <= least:
         return plain
     best = [form for form, fits in zip(forms, shares, strict=True) if fits == most]
     ways = {written(form) for form in best}

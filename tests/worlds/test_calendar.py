@@ -63,14 +63,15 @@ def test_a_run_keeps_the_list_that_it_began_with(
     data = str(history(tmp_path))
     call("init", data, *flags, "--job", "old")
     call("run", "old")
-    moved = zoneinfo.ZoneInfo("Europe/London")
-    monkeypatch.setattr(zones, "ZoneInfo", lambda _: moved)
-    zones.zone_of.cache_clear()
+    moved, before = zoneinfo.ZoneInfo("Europe/London"), load_job(name="old").plan
     try:
-        before = load_job(name="old").plan
-        assert "4 of 4" in call("report", "old").output
-        call("init", data, *flags, "--job", "new", "--data-set", "commits")
-        assert before.timeline.calendar != load_job(name="new").plan.timeline.calendar
+        with monkeypatch.context() as later:
+            later.setattr(zones, "ZoneInfo", lambda _: moved)
+            zones.zone_of.cache_clear()
+            assert load_job(name="old").plan == before
+            assert "4 of 4" in call("report", "old").output
+            call("init", data, *flags, "--job", "new", "--data-set", "commits")
+            assert load_job(name="new").plan.timeline.calendar != before.timeline.calendar
     finally:
         zones.zone_of.cache_clear()
     assert load_job(name="old").plan == before

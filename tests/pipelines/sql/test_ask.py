@@ -84,20 +84,23 @@ def test_without_noise_it_is_duckdb_s_own_answer(
     rows = answer_to(tmp_path, dp(items, rest, options)).table.to_pylist()
     truth = _truth(
         tmp_path,
-        "SELECT page, SUM(c), SUM(s), SUM(t) / SUM(k), COUNT(*) FROM (SELECT page, uid, "
+        "SELECT page, SUM(c), SUM(s), SUM(t) / SUM(k), COUNT(*), SUM(k) FROM (SELECT page, uid, "
         "LEAST(COUNT(*), 30) AS c, LEAST(COALESCE(SUM(seconds), 0), 900) AS s, SUM(seconds) AS t, "
         "COUNT(seconds) AS k FROM visits GROUP BY page, uid) GROUP BY page ORDER BY page",
     )
-    own = {row[0]: row[1:] for row in truth}
+    own, sds = {row[0]: row[1:] for row in truth}, list[float]()
     assert [row["page"] for row in rows] == sorted(f"p{i}" for i in range(12))
     for row in rows:
-        n, s, a, u = own.get(row["page"], (0, 0, None, 0))
+        n, s, a, u, k = own.get(row["page"], (0, 0, None, 0, 0))
         assert (row["n"], row["u"]) == (n, u)
         assert math.isclose(row["s"], s, abs_tol=1e-9)
         if a is None:
             assert row["a"] is None and row["m"] is None
         else:
-            assert math.isclose(row["a"], float(a), rel_tol=1e-6)
+            # Drawn towards the middle of the bounds by c^2 / (k^2 + c^2), c the sd of the count.
+            drawn = (row["a"] - float(a)) / (50 - float(a))
+            sds.append(k * math.sqrt(drawn / (1 - drawn)))
+    assert len(sds) > 5 and sds[0] > 1 and math.isclose(min(sds), max(sds), rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
