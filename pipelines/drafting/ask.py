@@ -329,7 +329,8 @@ def _refuse_missing(given: Given, columns: tuple[Column, ...] | None) -> None:
 def _columns(
     given: Given, person: Person, columns: tuple[Column, ...] | None
 ) -> tuple[Field, tuple[Field, ...], TimeColumn]:
-    declared = TimeColumn("", given.time_unit, given.time_format, given.zone)
+    zone = None if given.time_unit else given.zone  # numbers since 1970 have none
+    declared = TimeColumn("", given.time_unit, given.time_format, zone)
     unit = person.answer(
         "--unit",
         given.unit,

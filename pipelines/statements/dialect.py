@@ -98,6 +98,11 @@ class DpParser(BigQueryParser):
         if name not in (*ALWAYS, *SOMETIMES)
     }
 
+    def _parse_column(self) -> exp.Expr | None:
+        """Parse a column; a quoted name with dots is one name, where BigQuery takes it apart."""
+        column: exp.Expr | None = super(BigQueryParser, self)._parse_column()
+        return column
+
     def _parse_hint(self) -> exp.Expr | None:  # called right after SELECT
         if not self._match_text_seq("WITH"):
             return super()._parse_hint()
