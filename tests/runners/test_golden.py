@@ -206,11 +206,11 @@ RATIOS = """
 import json, sys
 import numpy as np
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.aggregates import ratio
+from dpstream.accounting.aggregates import quotient
 mean, out = Aggregate("m", "mean", "x", (0.0, 100.0), 1.0), []
 for sd, count, total in json.loads(sys.argv[1]):
     given = np.array([total]), np.array([count]), (np.float64(sd), np.float64(sd / 7))
-    out.append(float(ratio(mean, 50, *given)[1][0]))
+    out.append(float(quotient(mean, 50, *given)[1][0]))
 print(json.dumps(out))
 """
 
@@ -223,7 +223,7 @@ def test_sds_of_means() -> None:
         sds.append(json.loads(done.stdout))
     exact = []
     for sd, count, total in HARD:
-        spread = total / count * (sd / 7)
+        spread = total * count / (count * count + (sd / 7) * (sd / 7)) * (sd / 7)
         exact.append(math.sqrt(sd * sd + spread * spread) / count)
     assert sds == [exact, exact]
 

@@ -243,7 +243,7 @@ MISTAKES = {
         edit('"amount"', '"amuont"'), 2, ("column 'amuont'", "amount"),
         edit('"amuont"', '"amount"')),
     "spaces in a name": Mistake(
-        edit(UNIT, 'unit_column = "user "'), 2, ("column 'user '", "choose from"),
+        edit(UNIT, 'unit_column = "user "'), 2, ("column 'user '", "name one of these"),
         edit('"user "', '"user"')),
     "int unit": Mistake(
         int_users, 2, ("table.unit_column", "is int64", "declared 'string'"), declared),
@@ -270,7 +270,7 @@ MISTAKES = {
         ("table.path", "matches a folder", "pattern that matches files"),
         edit('path = "data"', 'path = "data/*.parquet"')),
     "an empty file": Mistake(
-        empty_file, 2, ("table.path", "no file that is readable", "no byte"), again),
+        empty_file, 2, ("table.path", "not readable as Parquet", "no byte"), again),
     "another kind of file": Mistake(
         in_order(Hour.csv, edit(UNIT, f'format = "parquet"\n{UNIT}')), 2,
         ("table.path", "readable as Parquet", "correct table.format"),

@@ -91,7 +91,7 @@ def test_for_machines_and_twice(data: Path) -> None:
         "field"] == "--secret"  # fmt: skip
 
 
-ROWS = "user,page,at,seconds,Note,in words,not.usable,twice,Twice\n" + "".join(
+ROWS = "user,page,at,seconds,Note,in words,with.dots,twice,Twice\n" + "".join(
     f"u{i},p{i % 2},2024-01-01T0{i % 9}:00:00Z,{i % 60}.5,x,z,y,1,2\n" for i in range(600)
 )
 ROLES = ("--unit", "user", "--key", "page", "--time", "at")
@@ -133,10 +133,15 @@ def test_a_first_question_in_sql_needs_no_edit(
     Path("web-visits.csv").write_text(ROWS)
     done = call("init", "web-visits.csv", *VISITS)
     assert done.exit_code == 0, done.output
-    assert columns_of() == TYPES | {"Note": "STRING", "in words": "STRING"}
+    others = dict.fromkeys(("Note", "in words", "with.dots"), "STRING")
+    assert columns_of() == TYPES | others
     answer = call("sql", QUESTION, "--json")
     assert answer.exit_code == 0, answer.output
     assert "p0" in answer.stdout and "p1" in answer.stdout
+    of_dots = QUESTION.replace(" page, COUNT", " `with.dots` AS page, COUNT").replace("8", "0.5", 1)
+    answer = call("sql", of_dots, "--json")
+    assert answer.exit_code == 0, answer.output
+    assert '"y"' in answer.stdout and "p0" not in answer.stdout
 
 
 @pytest.mark.parametrize("public", [False, True])

@@ -170,6 +170,7 @@ def test_a_cut_of_rows_is_of_one_key_of_each_user(dependent: bool) -> None:
     of_users = (np.bincount(user, beyond) / keys).mean()
     sizes = (np.bincount(user, each) / keys for each in (cut_rows, rows))
     cut_size, size = (each.sum() for each in sizes)
-    assert abs(cut.above - of_users) <= cut.within
+    # One draw may be beyond the 95% margin; beyond half as much more it is one of 300.
+    assert abs(cut.above - of_users) <= 1.5 * cut.within
     assert cut.amount == pytest.approx(cut_size / size, abs=0.025)
     assert (beyond.mean() > of_users + 2 * cut.within) == dependent
