@@ -18,6 +18,7 @@ from dpstream.pipelines.cli.parts import (
     QUIET,
     Bar,
     Chosen,
+    beam_flags,
     examples,
     load_job,
     print_account,
@@ -155,7 +156,7 @@ def answer(
     """
     from dpstream.pipelines.workload.planning import read_workload
 
-    how = Asking(fresh, as_of)
+    how, beam_args = Asking(fresh, as_of), beam_flags(ctx, runner)
     _check_given(job_name, release, out, covariance, over_time, how, dry_run)
     file, own_job = located(workload)
     query_set = read_workload(file)
@@ -167,11 +168,11 @@ def answer(
 
     loaded = load_job(workload._replace(name=job_name or own_job), workload=True)
     place = None if out is None else out.absolute()
-    stored = over_time or runner != "DirectRunner" or bool(ctx.args)
+    stored = over_time or runner != "DirectRunner" or bool(beam_args)
 
     def order_of(measured: "CellStrategy") -> Order:
         written = place or Path(), over_time, form, nonnegative
-        return Order(query_set, loaded, measured, *written, runner, ctx.args, fresh)
+        return Order(query_set, loaded, measured, *written, runner, beam_args, fresh)
 
     options = mechanism, strategy, objective, tables, stored, order_of
     request = requested(query_set, loaded, folder_of(cache), *options)

@@ -155,6 +155,22 @@ def _without_flag(name: str | None) -> str | None:
     return None
 
 
+def beam_flags(context: click.Context, runner: str) -> list[str]:
+    """Return the words of the command line that pass through to Beam.
+
+    Raises:
+        UsageError: one is no flag; an option of the command may be meant.
+    """
+    if context.args:
+        from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
+
+        parameters = context.command.params
+        own = [name for each in parameters for name in each.opts if name.startswith("-")]
+        further = RUNNERS[runner].flags if runner in RUNNERS else frozenset[str]()
+        refuse_unknown(context.args, further, own)
+    return context.args
+
+
 #: The data set of a command, as a `Chosen`.
 DATA_SET = _in_project(
     "data_set",

@@ -14,6 +14,7 @@ from dpstream.pipelines.cli.parts import (
     QUIET,
     Bar,
     Chosen,
+    beam_flags,
     examples,
     load_job,
     print_account,
@@ -123,10 +124,12 @@ def run(
     from dpstream.pipelines.operate.metrics import serving
     from dpstream.pipelines.operate.operator_report import Reporter
 
+    beam_args = beam_flags(ctx, runner)
+    if gcp_project is not None:
+        beam_args = [*beam_args, f"--project={gcp_project}"]
     checked = load_job(job)
     reporter = Reporter(checked, operator_report)
     print_account(checked.ledger, checked.path, job.environment)
-    beam_args = ctx.args if gcp_project is None else [*ctx.args, f"--project={gcp_project}"]
     with reporter.of_failure():
         if check:
             with Bar(hidden=quiet or as_json, what="rows") as bar:

@@ -9,6 +9,7 @@ refuses what does not go together with the flow, and returns further flags.  The
 measured; tests/runners shows them.
 """
 
+import argparse
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -475,16 +476,31 @@ def _refuse_open(options: PipelineOptions) -> None:
         raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
 
 
-def refuse_unknown(beam_args: Sequence[str], further: frozenset[str]) -> None:
-    """Refuse a flag that neither this program nor Beam knows: it is a typing error."""
-    known_flags = {"runner", *further}
+def refuse_unknown(
+    beam_args: Sequence[str], further: frozenset[str], own: Sequence[str] = ()
+) -> None:
+    """Refuse a word that neither this program nor Beam knows: it is a typing error.
+
+    Args:
+        further: names of flags that the engine's job server knows.
+        own: options of the command, which a misspelled flag may mean.
+
+    Raises:
+        UsageError: an unknown flag or word, or a value that Beam cannot read.
+    """
+    parser = _BeamArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, conflict_handler="resolve"
+    )
     for options in PipelineOptions.__subclasses__():
-        beam_parser = _BeamArgumentParser(add_help=False)
-        options._add_argparse_args(beam_parser)
-        known_flags |= {flag.lstrip("-") for a in beam_parser._actions for flag in a.option_strings}
-    for argument in beam_args:
-        flag = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("--") and flag not in known_flags:
-            dashed = [f"--{name}" for name in known_flags]
-            fix = f"{nearest(f'--{flag}', dashed)}correct it, or leave it out"
-            raise UsageError(f"--{flag}", "is no flag of this program or of Beam", fix)
+        options._add_argparse_args(parser)
+    for name in further:
+        parser.add_argument(f"--{name}", nargs="?")
+    try:
+        _, unknown = parser.parse_known_args(list(beam_args))
+    except argparse.ArgumentError as error:
+        flag = str(error.argument_name)
+        raise UsageError(flag, "has no value that Beam can read", "correct it") from None
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        fix = f"{nearest(flag, [*own, *parser._option_string_actions])}correct it, or leave it out"
+        raise UsageError(flag, "is no flag of this program or of Beam", fix)

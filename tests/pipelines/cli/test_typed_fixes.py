@@ -11,6 +11,7 @@ import pytest
 
 from dpstream.state import open as stores
 from tests import accounts
+from tests.golden.pinned import check, of_cases
 from tests.pipelines.cli import called as sessions
 from tests.pipelines.cli.called import call
 from tests.pipelines.cli.mistakes import PROJECT, Hour, with_account
@@ -20,6 +21,7 @@ from tests.pipelines.sql.asking import dp
 from tests.pipelines.tables.test_registration import shop_files
 from tests.pipelines.tabulation.office import office, project
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 PAGES = json.dumps(
     {
         "domain": [{"name": "page", "values": ["p0", "p1"]}],
@@ -39,6 +41,25 @@ def commands_of(text: str) -> list[list[str]]:
     """The commands between backticks of the fixes of a message, as words behind ``dpstream``."""
     fixes = " ".join(re.findall(r"Fix: .*", text))
     return [shlex.split(line) for line in re.findall(r"`dpstream ([^`]*)`", fixes)]
+
+
+FLAGS = [
+    *("-x", "-x=3", "daily --x=3", "daily word", "--streaming word"),
+    *("--direct_num_workers=many", "--operater-report F", "--job-name=x", "--runer Prism"),
+]
+
+
+def test_what_is_no_flag_is_refused_before_a_charge(hour: Hour) -> None:
+    Path("pages.json").write_text(PAGES)
+    files, texts = {*hour.folder.rglob("*")}, dict[str, str]()
+    for given in FLAGS:
+        answer = given.replace("daily", "pages.json --job daily --dry-run")
+        for words in (f"run {given}", f"workload answer {answer}"):
+            result = call(*words.split())
+            assert result.exit_code == 2, words
+            texts[words] = result.output
+    check(GOLDEN / "flags.txt", of_cases(texts))
+    assert {*hour.folder.rglob("*")} == files
 
 
 def test_a_job_that_released_nothing(hour: Hour) -> None:
