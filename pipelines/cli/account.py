@@ -23,7 +23,7 @@ from dpstream.pipelines.cli.parts import (
     print_warnings,
     section,
 )
-from dpstream.pipelines.render.layout import labelled, page
+from dpstream.pipelines.render.layout import count, labelled, page
 from dpstream.state.private_log import keep_beside
 
 if TYPE_CHECKING:
@@ -293,9 +293,9 @@ def recover_command(named: Chosen, as_json: bool) -> None:
 
     with contextlib.closing(account_view.opened(_place(named), recovering=True)) as ledger:
         done = recover(ledger)
-    closed = f"{len(done.closed)} charges without an answer; asking again is a new charge"
+    closed = f"{count(len(done.closed), 'charge')} without an answer; asking again is a new charge"
     lines = [
-        *labelled("Added", f"{done.entries} entries, {done.charges} of them charges"),
+        *labelled("Added", f"entries: {done.entries}, charges among them: {done.charges}"),
         *labelled("Closed", closed),
     ]
     if not done.entries and not done.closed:

@@ -36,7 +36,7 @@ from dpstream.pipelines.cli.workload import (
     check_geometric,
     located,
 )
-from dpstream.pipelines.render.layout import page
+from dpstream.pipelines.render.layout import count, page
 
 if TYPE_CHECKING:
     from dpstream.accounting.strategies.cells.strategy import CellStrategy
@@ -321,7 +321,7 @@ def _answer_once(
 
     def show(done: "Answered") -> None:
         if done.dead_letters:
-            echo_private(f"{done.dead_letters:,} records were refused.")
+            echo_private(f"{count(done.dead_letters, 'refused record')}.")
         if done.charged:
             _warn(request.job, done.receipt)
         paid = charge_lines(_cost(done.receipt), done.charged, done.receipt.run_id)
@@ -371,7 +371,7 @@ def echo_answer(
             }
         )
         return
-    what = f"{workload.queries:,} answers" if written else "The estimate"
+    what = count(workload.queries, "answer") if written else "The estimate"
     click.echo(
         f"{what} at {len(receipt.moments):,} release(s) in {os.path.relpath(out)};"
         f" strategy {receipt.strategy}, {receipt.mechanism} noise, run {receipt.run_id}"
@@ -428,4 +428,4 @@ def _from(
         write_csv(table, text)
         click.echo(text.getvalue(), nl=False)
     else:
-        click.echo(f"{table.num_rows:,} answers in {out}; nothing was charged")
+        click.echo(f"{count(table.num_rows, 'answer')} in {out}; nothing was charged")

@@ -26,7 +26,7 @@ from dpstream.pipelines.cli.parts import (
     section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private
-from dpstream.pipelines.render.layout import page
+from dpstream.pipelines.render.layout import count, page
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -260,7 +260,7 @@ def execute(
             print_json({**fields, "files": len(manifest.files), "warnings": warnings})
             return
         click.echo(
-            f"{len(manifest.files):,} files in {out or Path('tables') / tables.name}; "
+            f"{count(len(manifest.files), 'file')} in {out or Path('tables') / tables.name}; "
             f"run {manifest.run_id}"
         )
         lines = list[str]()

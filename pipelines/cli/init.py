@@ -17,7 +17,7 @@ from dpstream.pipelines.cli.parts import (
     options,
     print_figures,
 )
-from dpstream.pipelines.render.layout import each, labelled, page
+from dpstream.pipelines.render.layout import count, each, labelled, page
 
 if TYPE_CHECKING:
     from dpstream.pipelines.drafting.ask import Person
@@ -196,8 +196,9 @@ def init(
     private = () if own is None else (own.secret, f"{own.account}*")
     drafting.keep_out_of_git(path.parent, *private, *drafting.store_names(job), "dead_letter")
     words = ("dpstream", "check", job, *(() if project is None else ("--project", str(project))))
-    notes += [] if is_file(given["file"]) else [_FIRST_ONLY]
+    notes += [_FIRST_ONLY] * (not is_file(given["file"]))
     notes += [replies.windows.note] * bool(replies.windows.note)
+    notes += [_NO_SCHEMA] * (replies.file.columns is None)
     figures = {
         "project": os.path.relpath(path),
         "job": job,
@@ -235,13 +236,17 @@ def _written_lines(
     return [*lines, *labelled("Read", read), *labelled("Windows", span)]
 
 
+_NO_SCHEMA = (
+    "JSON has no schema: whether objects have columns of these names shows only in the next"
+    " command. A run with a misspelled name is charged, and releases nothing."
+)
 _FIRST_ONLY = "Of the files of the pattern only the first was looked at."
 _DEFAULT = (
-    "Without --covers the budget covers each window separately. With --covers lifetime, {bound}"
-    " records of a unit would count in all {windows:,} windows together."
+    "Without --covers the budget covers each window separately. With --covers lifetime, {bound} of"
+    " a unit would count in all {windows:,} windows together."
 )
 _USED_UP = (
-    "The budget covers all {windows:,} windows together: after {bound} records a unit no longer"
+    "The budget covers all {windows:,} windows together: after {bound} a unit no longer"
     " contributes. --covers window gives each window its own budget; the guarantee then holds for"
     " each window of a unit."
 )
@@ -261,7 +266,7 @@ def _covered(
         WINDOW,
         lambda text: with_covers(replies, target, text),
     )
-    figures = {"windows": replies.windows.number, "bound": replies.contributions}
+    figures = {"windows": replies.windows.number, "bound": count(replies.contributions, "record")}
     notes = [_DEFAULT.format(**figures)] if covers is None and not person.at_terminal else []
     if covered.period is None:
         notes.append(_USED_UP.format(**figures))

@@ -26,7 +26,7 @@ from dpstream.pipelines.cli.parts import (
     section,
 )
 from dpstream.pipelines.cli.private_counts import OPERATOR, echo_private, requested
-from dpstream.pipelines.render.layout import labelled, page
+from dpstream.pipelines.render.layout import count, labelled, page
 from dpstream.state.disk_errors import file_errors
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _status_lines(status: dict[str, Any]) -> list[str]:
         for window, trigger in status["committed"].items()
         if trigger < status["triggers"]
     )
-    run = f"{status['run_id']}, epoch {status['epoch']}, {status['shards']} shards"
+    run = f"{status['run_id']}, epoch {status['epoch']}, {count(status['shards'], 'shard')}"
     lines = [
         *labelled("Run", run),
         *labelled("Plan", status["plan_hash"]),
@@ -111,7 +111,7 @@ def print_private(sizes: dict[str, Any]) -> None:
         echo_private(f"{'file':<10}{sizes['bytes'] / 2**20:12,.1f} MiB")
     for part in sizes["parts"]:
         where = "" if part["window"] is None else f", window {part['window']}"
-        size = f"{part['bytes'] / 2**20:12,.1f} MiB in {part['rows']:,} rows"
+        size = f"{part['bytes'] / 2**20:12,.1f} MiB in {count(part['rows'], 'row')}"
         echo_private(f"{part['name']:<10}{size}{where}")
 
 
@@ -152,7 +152,7 @@ def releases(job: Chosen, out: Path | None, kind: "ReleaseKind | None", as_json:
             if out is None
             else export(checked, out, kind or checked.sink.file_kind, bar.update)
         )
-    print_figures(as_json, {"releases": written, "out": where}, f"{written:,} releases in {where}")
+    print_figures(as_json, {"releases": written, "out": where}, f"Releases: {written:,} in {where}")
 
 
 @state.command(
@@ -181,9 +181,9 @@ def expire(job: Chosen, releases_before: str | None, as_json: bool) -> None:
 
     with Bar(hidden=as_json) as bar:
         done = run(load_job(job), releases_before, bar.update)
-    lines = [f"{done['shards_expired']:,} shards have deleted settled records."]
+    lines = [f"Deleted settled records of {count(done['shards_expired'], 'shard')}."]
     if releases_before is not None:
-        lines.append(f"{done['windows_dropped']:,} windows have deleted their releases.")
+        lines.append(f"Deleted the releases of {count(done['windows_dropped'], 'window')}.")
     print_figures(as_json, done, page(lines))
 
 
@@ -311,7 +311,7 @@ def close(path: str, files: tuple[str, ...], new: bool, as_json: bool) -> None:
 
     names = sorted({*files, *(new_files(path) if new else ())})
     marker = close_files(path, names)
-    text = f"{len(names):,} files closed by {marker}"
+    text = f"{count(len(names), 'file')} closed by {marker}"
     print_figures(as_json, {"marker": marker, "files": len(names)}, text)
 
 

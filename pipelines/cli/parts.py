@@ -164,10 +164,9 @@ def beam_flags(context: click.Context, runner: str) -> list[str]:
     if context.args:
         from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 
-        parameters = context.command.params
-        own = [name for each in parameters for name in each.opts if name.startswith("-")]
-        further = RUNNERS[runner].flags if runner in RUNNERS else frozenset[str]()
-        refuse_unknown(context.args, further, own)
+        further = RUNNERS.get(runner, RUNNERS["DirectRunner"]).flags
+        names = (name for option in context.command.params for name in option.opts)
+        refuse_unknown(context.args, further, [name for name in names if name[0] == "-"])
     return context.args
 
 

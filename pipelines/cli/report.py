@@ -91,7 +91,7 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
         return
     total = "" if page.expected is None else f" of {page.expected:,}"
     print_warnings(damage_text(page.job, page.damaged))
-    click.echo(f"Report in {out}: {len(page.inventory.releases):,}{total} releases.")
+    click.echo(f"Report in {out}; releases: {len(page.inventory.releases):,}{total}.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
     for stamp in page.stamps:

@@ -124,9 +124,8 @@ def run(
     from dpstream.pipelines.operate.metrics import serving
     from dpstream.pipelines.operate.operator_report import Reporter
 
-    beam_args = beam_flags(ctx, runner)
-    if gcp_project is not None:
-        beam_args = [*beam_args, f"--project={gcp_project}"]
+    project = [] if gcp_project is None else [f"--project={gcp_project}"]
+    beam_args = [*beam_flags(ctx, runner), *project]
     checked = load_job(job)
     reporter = Reporter(checked, operator_report)
     print_account(checked.ledger, checked.path, job.environment)

@@ -339,7 +339,7 @@ def _loaded(loaded: "Loaded", as_json: bool, following: str, warnings: Sequence[
         return
     click.echo(f"Version {loaded.version} of the table is in place.")
     echo_private(
-        f"{loaded.records:,} records, {loaded.usable:,} usable; "
+        f"{count(loaded.records, 'record')}, {loaded.usable:,} usable; "
         f"{loaded.taken:,} taken by this change."
     )
     for reason, refused in sorted(loaded.refused.items()):

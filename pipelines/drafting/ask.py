@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 import click
 import msgspec
 
-from dpstream.accounting.errors import UsageError, column_list, required
+from dpstream.accounting.errors import UsageError, column_list, nearest, required
 from dpstream.accounting.fields import Field
 from dpstream.accounting.limits import MAX_EPSILON
 from dpstream.pipelines.drafting.columns import FIELD, Column, DataFile, data_file
@@ -113,7 +113,10 @@ def _column(name: str, columns: Sequence[Column] | None, flag: str) -> Column | 
     raise UsageError(
         flag,
         f"the file has no column '{name}'",
-        f"name one of {choices}" if choices else "write the name as the file's first line has it",
+        f"name one of {choices}"
+        if choices
+        else "write the name as the file's first line has it"
+        + ", or say what divides fields, e.g. --csv delimiter=," * (len(columns) == 1),
     )
 
 
@@ -281,9 +284,12 @@ def _csv(given: tuple[str, ...]) -> CsvSection:
     try:
         csv = msgspec.convert(values, CsvSection, strict=False)
     except msgspec.ValidationError:
-        fields = ", ".join(CsvSection.__struct_fields__)
+        fields = CsvSection.__struct_fields__
+        near = "".join(nearest(name, fields) for name in values if name not in fields)
         raise UsageError(
-            "--csv", f"is not FIELD=VALUE with a field of {fields}", "write e.g. --csv decimal=,"
+            "--csv",
+            f"is not FIELD=VALUE with a field of {', '.join(fields)}",
+            f"{near}write e.g. --csv decimal=,",
         ) from None
     check_csv("--csv", csv)
     return csv

@@ -19,7 +19,7 @@ from dpstream.accounting.figures import moment_of
 from dpstream.accounting.places import COLUMNAR
 from dpstream.dp_transforms.ingest import columns as ingest
 from dpstream.pipelines.drafting.columns import FIELD, DataFile, text_column
-from dpstream.pipelines.formats.compression import plain_by_name
+from dpstream.pipelines.formats.compression import LIST_INSIDE, plain_by_name
 from dpstream.pipelines.formats.dialect import read_as
 from dpstream.pipelines.formats.lines import MAX_LINE_BYTES, BrokenFileError
 from dpstream.pipelines.formats.parquet import read_row_group, row_groups
@@ -56,9 +56,9 @@ def sampled_time(file: DataFile, time: TimeColumn) -> TimeColumn:
     """Return the time column with the form that its values have in the first rows of a sample.
 
     Raises:
-        UsageError: the values fit two forms.
+        UsageError: the values fit two forms, or another unit than the declared one.
     """
-    forms = [msgspec.structs.replace(time, format=form) for form in _FORMATS]
+    forms = [msgspec.structs.replace(time, format=form) for form in _FORMATS if not time.unit]
     if time.zone is None:
         forms += [msgspec.structs.replace(time, unit=unit) for unit in _UNITS]
 
@@ -72,9 +72,16 @@ def sampled_time(file: DataFile, time: TimeColumn) -> TimeColumn:
             return float(good.mean())
         return 0.0
 
-    if time.format is not None or time.unit is not None:
+    if time.format is not None:
         return time
-    return _fitting(time, forms, share, "--time", lambda form: f"--time-format '{form.format}'")
+    form = _fitting(time, forms, share, "--time", lambda form: f"--time-format '{form.format}'")
+    if time.unit not in (None, form.unit):
+        raise UsageError(
+            "--time-unit",
+            f"{time.unit} gives fewer times between 1980 and 2080 than {form.unit}",
+            f"give --time-unit {form.unit}; or omit --public-sample and give --start and --end",
+        )
+    return form
 
 
 def sampled_numbers(file: DataFile, columns: Sequence[str]) -> DataFile:
@@ -151,7 +158,9 @@ def with_names(file: DataFile) -> DataFile:
             continue
     if not names:
         raise UsageError(
-            FIELD, "does not begin with JSON objects, one a line", "write one object a line"
+            FIELD,
+            "does not begin with JSON objects, one a line",
+            f"write one object a line{LIST_INSIDE}",
         )
     return file._replace(columns=tuple(map(text_column, names)))
 

@@ -58,6 +58,11 @@ _FOREIGN = re.compile(
     rb"\xff\x06\x00\x00sNaPpY|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x1f[\x9d\xa0]|LZIP\x01"
 )
 FOREIGN = "foreign"
+#: What else to do with JSON that is no list of objects; LIST is the name of its list.
+LIST_INSIDE = (
+    "; one object with the list inside: in DuckDB COPY (SELECT unnest(LIST, max_depth := 2) "
+    "FROM 'FILE') TO 'data.parquet'"
+)
 
 
 def codec_of(head: bytes, name: str) -> str | None:
@@ -291,7 +296,8 @@ def checked_codec(raw: BinaryIO, path: str, kind: str, field: str, subject: str)
                 field,
                 f"{subject} is no whole {name} file: cut off, damaged, or other bytes follow",
                 "make it again, or take it away"
-                + '; JSON with one object a line: format = "jsonl"' * ("array" in codec),
+                + f'; JSON with one object a line: format = "jsonl"{LIST_INSIDE}'
+                * ("array" in codec),
             )
     return codec
 

@@ -370,10 +370,11 @@ def csv_positions(
     """
     for column in columns:
         if len(header) == 1 and header[0] != column:
+            other = ";" if csv.delimiter == "," else ","
             raise UsageError(
                 "table.csv",
                 f"divides fields at {csv.delimiter!r}, which the header of {subject} has not",
-                'say in the table what does, e.g. csv = { delimiter = ";" }',
+                f'say in the table what does, e.g. csv = {{ delimiter = "{other}" }}',
             )
         if header.count(column) != 1:
             present = [c for c in columns if header.count(c) == 1]

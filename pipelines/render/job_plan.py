@@ -14,7 +14,7 @@ from dpstream.accounting.guarantee import NEIGHBOURS, Promise, describe, promise
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.tuning.answer import Tuned
 from dpstream.accounting.tuning.outlook import SIZES, outlook
-from dpstream.pipelines.render.layout import INDENT, each, labelled, page, wrapped
+from dpstream.pipelines.render.layout import INDENT, count, each, labelled, page, wrapped
 
 #: Fewer keys to expect than this are none.
 _NONE = 0.05
@@ -41,7 +41,7 @@ def summary_text(
         *promise_lines(plan, budget),
         *labelled(
             "Counted",
-            f"at most {plan.privacy.contributions} records of a unit{of_period} (C), "
+            f"at most {count(plan.privacy.contributions, 'record')} of a unit{of_period} (C), "
             f"{_windows(plan)}",
         ),
         "",
@@ -119,11 +119,11 @@ def coverage_lines(plan: Plan, covered: dict[str, Any]) -> list[str]:
         else ""
     )
     lines = labelled("Publishes", f"{_expected(covered)}{noise}")
-    covers, more = f"{what}{together}: epsilon and C = {bound:,} records of a unit", list[str]()
+    records, more = count(bound, "record"), list[str]()
     if windows is None or counted < windows:
         spans = "windows" if windows is None else f"{windows:,} windows"
         more = [f"a unit with records in all {spans} counts in at most {counted:,} of them"]
-    lines += labelled("Covers", covers, *more)
+    lines += labelled("Covers", f"{what}{together}: epsilon and C = {records} of a unit", *more)
     if covered["share_cut"] is not None:
         share = covered["share_cut"]
         least = f"at least {100 * share:.3g}%" if share else "none"

@@ -98,7 +98,7 @@ def _at_most(part: dict[str, Any]) -> str:
 def _threshold(one: dict[str, float], group: str, chosen: bool) -> str:
     groups, least, most = one["groups"], one["even_chance_one_group"], one["even_chance_all_groups"]
     counts = f"{groups} {group} of a unit counts" if groups == 1 else f"{groups} {group}s count"
-    units = f"{math.ceil(least)} units"
+    units = count(math.ceil(least), "unit")
     if groups > 1:
         units += f" of one {group} each, or {math.ceil(most)} of as many {group}s as count"
     condition = f"if {counts}: " if chosen else ""

@@ -13,13 +13,13 @@ def check_text(checked: dict[str, Any], job: str) -> str:
         job: the job and the options that name it, as they are typed.
     """
     part = "all of the source" if checked["complete"] else "the first ones only (--limit)"
-    lines = labelled("Read", f"{checked['read']:,} rows, {part}")
+    lines = labelled("Read", f"{count(checked['read'], 'row')}, {part}")
     if checked["left_out"]:
-        lines += labelled("Left out", f"{checked['left_out']:,} rows that query does not keep")
+        lines += labelled("Left out", f"{checked['left_out']:,} by query")
     unusable = sum(fault["records"] for fault in checked["unusable"])
     share = 100 * unusable / max(1, checked["usable"] + unusable)
-    lines += labelled("Usable", f"{checked['usable']:,} records")
-    lines += labelled("Unusable", f"{unusable:,} records ({share:.3g}%)")
+    lines += labelled("Usable", count(checked["usable"], "record"))
+    lines += labelled("Unusable", f"{count(unusable, 'record')} ({share:.3g}%)")
     for fault in checked["unusable"]:
         lines += _fault(fault)
     lines += _appears(checked)
@@ -40,7 +40,7 @@ def _fault(fault: dict[str, Any]) -> list[str]:
     ]
     fix = fault["fix"]
     if fault["no_time"]:
-        lines.append(f"    {fault['no_time']:,} of them hold no time that can be read")
+        lines.append(f"    no time that can be read: {fault['no_time']:,} of them")
         fix = (
             "say in the table how its times are written, e.g. time_column = { column = 'NAME', "
             "format = '%d.%m.%Y %H:%M' }, or unit = 's' since 1970; or write them as "

@@ -224,7 +224,7 @@ def _empty(job: Job, counts: Mapping[str, int], usable: int) -> Cause:
     if usable == 0:
         return Cause("the source holds no record", "correct the files that table.path names")
     return Cause(
-        f"{usable:,} records are usable, but no key has enough units in a window to be published",
+        f"usable records: {usable:,}; no key has enough units in a window to be published",
         f"`dpstream plan {name}` says how many a key needs; take longer windows, fewer"
         " triggers, a larger epsilon, or name the keys in public_keys",
     )
@@ -235,8 +235,15 @@ def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
     causes = causes_of(job)
     reason = max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))
     cause, amount = causes[reason], counts.get(f"operator_dead_{reason}", 0)
-    most = f"all {dead:,} records are unusable, {amount:,} of them for this reason"
+    most = f"no record of {dead:,} is usable, for this reason {amount:,} of them"
     return Cause(f"{most}: {cause.problem}", cause.fix)
+
+
+#: What else may be wrong with the texts of a format.
+_AS_WRITTEN = {
+    "csv": ', or in the table their encoding, e.g. csv = { encoding = "cp1252" }',
+    **dict.fromkeys(("json", "jsonl"), ", and the column's name as the objects have it"),
+}
 
 
 def causes_of(job: Job) -> dict[str, Cause]:
@@ -247,7 +254,8 @@ def causes_of(job: Job) -> dict[str, Cause]:
     )
     keys = ", ".join(f"'{field.column}' ({field.type})" for field in plan.key)
     columns = ", ".join(f"'{a.column}'" for a in plan.aggregates if a.column is not None)
-    its_type = "write the type that it has, and texts as UTF-8"
+    kind = job.source.format or job.source.kind
+    its_type = f"write the type that it has, and texts as UTF-8{_AS_WRITTEN.get(kind, '')}"
     texts = {
         "unit": (
             f"table.unit_column: column '{plan.unit.column}' holds no {plan.unit.type}, or is null",
@@ -266,7 +274,9 @@ def causes_of(job: Job) -> dict[str, Cause]:
         "value": (
             f"aggregate.column: {columns} holds no number, or is null",
             "write plain numbers, such as 12.5, also for what is missing, or name a column of"
-            " numbers",
+            " numbers"
+            + '; or say in the table how they are written, e.g. csv = { decimal = ",", thousands ='
+            ' "." }' * (kind == "csv"),
         ),
         "not_public": (
             "public_keys: no record has one of the public keys",

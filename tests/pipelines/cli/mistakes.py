@@ -135,7 +135,7 @@ class Hour:
         """Run the statement of the fix where the project file is; ``file`` is put for ``FILE``."""
         statement = self.fix_part(r"COPY \(.*\) TO '[^']*'").replace("FILE", file)
         where = self.folder.as_posix()
-        for name in re.findall(r"'([\w.*/-]+\.(?:parquet|csv))'", statement):
+        for name in re.findall(r"'([\w.*/-]+\.(?:parquet|csv|json))'", statement):
             statement = statement.replace(f"'{name}'", f"'{where}/{name}'")
         duckdb.sql(statement)
 

@@ -48,6 +48,18 @@ def in_order(*steps: Step) -> Step:
     return taken
 
 
+def object_of_a_list(hour: Hour) -> None:
+    rows = ",".join(lines_of(visits()).splitlines())
+    (hour.folder / "visits.json").write_text(f'{{"days": 2, "visits": [{rows}]}}')
+    hour.edit("visits.parquet", "visits.json")
+
+
+def list_from_inside(hour: Hour) -> None:
+    hour.message = hour.message.replace("LIST", "visits")
+    hour.duckdb("visits.json")
+    hour.edit("visits.json", "data.parquet")
+
+
 def put_in_data(hour: Hour) -> None:
     hour.put("data/v.parquet", visits())
 
@@ -335,6 +347,8 @@ MISTAKES = {
         edit("epsilon = 3.0", "epsilon = 6.0")),
     "a lost store": Mistake(
         ran(lose_store), 3, ("sink.path", "it was lost", "an empty folder"), another_folder),
+    "a list inside of an object": Mistake(
+        object_of_a_list, 2, ("no whole JSON array", "list inside"), list_from_inside),
     "one more file": Mistake(
         second_file, 3, ("source", "not the one", "`--through`"), take_away),
     "releases in the folder of the data": Mistake(

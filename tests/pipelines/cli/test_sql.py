@@ -184,7 +184,8 @@ def test_a_runner_is_named_by_a_flag(tmp_path: Path) -> None:
     assert outcome.exit_code == 0 and "Charged (2" in outcome.stderr
     assert _run(path, _TEXT).stdout == outcome.stdout  # the same answer, wherever it was drawn
     for words in (["--parallelism=2"], ["--beam-flag=--x=1"], ["--runner=No"],
-                  ["--runner=DirectRunner", "--beam-flag=--x=1"]):  # fmt: skip
+                  ["--runner=DirectRunner", "--beam-flag=--x=1"],
+                  ["--runner=DirectRunner", "--beam-flag=-x"]):  # fmt: skip
         refused = _run(path, _TEXT, "--fresh", *words)
         assert refused.exit_code == 2 and "Fix:" in refused.stderr
     assert len(charges(tmp_path)) == 1

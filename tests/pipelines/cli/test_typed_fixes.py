@@ -14,7 +14,7 @@ from tests import accounts
 from tests.golden.pinned import check, of_cases
 from tests.pipelines.cli import called as sessions
 from tests.pipelines.cli.called import call
-from tests.pipelines.cli.mistakes import PROJECT, Hour, with_account
+from tests.pipelines.cli.mistakes import PROJECT, Hour, visits, with_account
 from tests.pipelines.cli.test_init import ROLES, ROWS
 from tests.pipelines.cli.test_plans_and_charges import census
 from tests.pipelines.sql.asking import dp
@@ -43,23 +43,34 @@ def commands_of(text: str) -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"`dpstream ([^`]*)`", fixes)]
 
 
-FLAGS = [
-    *("-x", "-x=3", "daily --x=3", "daily word", "--streaming word"),
-    *("--direct_num_workers=many", "--operater-report F", "--job-name=x", "--runer Prism"),
-]
+WORDS = (
+    *("run -x", "run -x=3", "run daily --x=3", "run daily word", "run --streaming word"),
+    *("run --direct_num_workers=many", "run --operater-report F", "run --job-name=x"),
+    *("workload answer pages.json -x", "workload answer pages.json word", "run --runer Prism"),
+)
 
 
 def test_what_is_no_flag_is_refused_before_a_charge(hour: Hour) -> None:
     Path("pages.json").write_text(PAGES)
-    files, texts = {*hour.folder.rglob("*")}, dict[str, str]()
-    for given in FLAGS:
-        answer = given.replace("daily", "pages.json --job daily --dry-run")
-        for words in (f"run {given}", f"workload answer {answer}"):
-            result = call(*words.split())
-            assert result.exit_code == 2, words
-            texts[words] = result.output
+    files = {*hour.folder.rglob("*")}
+    texts = {words: call(*shlex.split(words)).output for words in WORDS}
     check(GOLDEN / "flags.txt", of_cases(texts))
     assert {*hour.folder.rglob("*")} == files
+
+
+def test_numbers_that_are_written_with_commas(hour: Hour) -> None:
+    visits().to_pandas().to_csv("visits.csv", sep=";", decimal=",", index=False)
+    hour.edit('path = "visits.parquet"', 'path = "visits.csv"\ncsv = { delimiter = ";" }')
+    signs = re.findall(r"csv = \{ (decimal = .*?) \}", call("check").output)
+    hour.edit('delimiter = ";"', f'delimiter = ";", {signs[0]}')
+    assert call("check").exit_code == 0
+
+
+def test_a_column_that_no_object_has(hour: Hour) -> None:
+    Path("visits.jsonl").write_text('{"User": "u1"}\n')
+    hour.edit("visits.parquet", "visits.jsonl")
+    text = call("check").output
+    assert "the column's name" in text and not re.search(r"\b1 \w+s\b", text)
 
 
 def test_a_job_that_released_nothing(hour: Hour) -> None:

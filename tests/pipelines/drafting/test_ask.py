@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -30,7 +31,7 @@ from dpstream.pipelines.drafting.draft import (
     source_path,
     with_covers,
 )
-from dpstream.pipelines.drafting.sample import bounds, stretch, with_names
+from dpstream.pipelines.drafting.sample import bounds, sampled_time, stretch, with_names
 from dpstream.pipelines.drafting.windows import Windows
 from dpstream.pipelines.project.sections import TimeColumn
 from tests.golden.refusals import Refused
@@ -127,7 +128,8 @@ def test_all_missing_flags_are_named_at_once(tmp_path: Path, refused: Refused) -
     [({"value": ("lines",)}, "--bounds"), ({"bounds": ((0, 1),)}, "--bounds"),
      ({"key": ("author",)}, "--key"), ({"key": ("path", "path")}, "--key"),
      ({"end": "2023-01-01"}, "--end"), ({"time": "epoch"}, "--time"),
-     ({"value": ("nested",), "bounds": ((0, 1),)}, "--value")],
+     ({"value": ("nested",), "bounds": ((0, 1),)}, "--value"),
+     ({"csv": ("delimeter=;",)}, "--csv")],
 )  # fmt: skip
 def test_flags_that_will_not_do(
     flags: dict[str, Any], field: str, tmp_path: Path, refused: Refused
@@ -185,6 +187,16 @@ def test_what_cannot_be_read_is_said_without_a_value(tmp_path: Path, refused: Re
     path.write_text(SECRET)
     error = refused(lambda: with_names(data_file(str(path))))
     assert SECRET not in str(error)
+
+
+def test_a_public_sample_tells_the_unit_of_numbers(tmp_path: Path, refused: Refused) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("user,at\na,1704067200000\nb,1704070800000\n")
+    times = TimeColumn("at", unit="ms")
+    assert sampled_time(data_file(str(path)), times) == times
+    for unit in ("s", "us"):
+        declared = msgspec.structs.replace(times, unit=unit)
+        refused(sampled_time, data_file(str(path)), declared)
 
 
 # The text of a first job: planned as it stands, whatever its columns are called.
@@ -350,6 +362,7 @@ def test_json_lines_have_no_schema(tmp_path: Path) -> None:
         ("a.csv", b""),
         ("a.csv", SECRET.encode() + b",2024-01-01T00:00:00Z,7\n"),
         ("a.csv", SECRET.encode() + b",a@b.example\n"),
+        ("a.csv", "usér,page\n".encode("cp1252")),
         ("a.csv.gz", b"user,page\n"),
         ("a.csv.xz", b"\xfd7zXZ\x00"),
         ("a.parquet", SECRET.encode()),

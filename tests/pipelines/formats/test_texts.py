@@ -36,6 +36,7 @@ from dpstream.pipelines.formats.texts import (
     read_jsonl,
     read_text,
 )
+from dpstream.pipelines.project.sections import CsvSection
 from tests.golden import refusals
 from tests.pipelines.connectors.files.test_source import csv_rows, json_rows
 
@@ -234,6 +235,8 @@ def test_a_missing_column_shows_no_other_name(refused: refusals.Refused) -> None
     for header in (["SECRET", "b"], ["a", "a", "SECRET"]):
         error = refused(csv_positions, header, ["a"])
         assert error.field == "column 'a'" and "SECRET" not in str(error)
+    refused(csv_positions, ["a;b"], ["a"])
+    refused(csv_positions, ["a,b"], ["a"], CsvSection(delimiter=";"))
 
 
 def test_no_line_changes_another() -> None:
