@@ -22,8 +22,8 @@ from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import key_fields
-from dpstream.dp_transforms.decision import event_trigger_times
+from dpstream.dp_transforms.batches import ids_of, key_fields
+from dpstream.dp_transforms.decision import event_trigger_times, open_windows
 from dpstream.dp_transforms.ingest import columns
 from dpstream.dp_transforms.ingest.records import (
     REASONS,
@@ -31,6 +31,8 @@ from dpstream.dp_transforms.ingest.records import (
     canonical_public_keys,
     positions,
 )
+from dpstream.dp_transforms.noise.ids import typed_ids
+from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.connectors.files.types import check_types
 from dpstream.pipelines.connectors.inputs import Input
@@ -40,13 +42,12 @@ from dpstream.pipelines.formats.rows import CORRECT_FILES, FAULTS, Reason
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.keys import read_public_keys
 from dpstream.pipelines.stream.summary import causes_of
+from dpstream.state.idtable import IdTable, PairSet
 
 #: Positions of each reason that are shown.
 FIRST = 5
 #: Distinct pairs of a unit and a key of a window that are kept, about 100 bytes each.
 MAX_PAIRS = 5_000_000
-#: Rows are merged into them in parts of at least so many.
-_LEAST_PAIRS = 1 << 17
 #: What the source's own reasons mean, and what helps.
 _AT_SOURCE = FAULTS | {
     Reason.NOT_THE_BROKERS_STAMP: (
@@ -84,6 +85,9 @@ class Checked(msgspec.Struct, frozen=True):
             ``None``: keys are public, or the job has no budget yet.
         most_units_up_to_needed: units of the largest key in a window, or ``units_needed`` if it has
             more; ``None``: nothing is needed, or there were too many pairs to count.
+        beyond_contributions: number of contributions beyond the first C of their unit (in a period,
+            if the budget has one), which do not count; a record is one in each of its windows, and
+            copies of a record are several; ``None``: the plan has a bound per key, too.
         read: number of rows, including unreadable ones.
         left_out: number of rows that the query does not keep.
         usable: number of records that a run would admit to its contribution bound.
@@ -98,6 +102,7 @@ class Checked(msgspec.Struct, frozen=True):
     unusable: list[Unusable]
     units_needed: int | None = None
     most_units_up_to_needed: int | None = None
+    beyond_contributions: int | None = None
 
 
 def check_source(
@@ -122,11 +127,11 @@ def check_source(
         public = canonical_public_keys(plan, read_public_keys(job))
     key = SecretSource(None, insecure_test_secret=secrets.token_hex(32))
     canonical = CanonicaliserFactory(plan, key, public)()
-    tally, untimed, largest = reading.tally, 0, _LargestKey(plan)
+    tally, untimed, units = reading.tally, 0, _Units(plan, canonical.keys.key)
     for batch in add_cells(job, apply_query(job, reading.batches())):
         records, dead = canonical(batch)
         rows, usable = rows + batch.num_rows, usable + records.num_rows
-        largest.add(records)
+        units.add(records)
         for reason in REASONS if dead.num_rows else ():
             refused = dead.filter(pa.compute.equal(dead["reason"], reason))
             positions = (
@@ -142,7 +147,7 @@ def check_source(
         texts = _reason_text(job, reason)
         unusable.append(Unusable(reason, count, first, *texts, untimed * (reason == "time")))
     read = reading.rows + sum(tally.counts.values()) - (rows - usable)
-    return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *largest.result())
+    return Checked(read, reading.rows - rows, usable, reading.complete, unusable, *units.result())
 
 
 def _reason_text(job: Job, reason: str) -> tuple[str, str]:
@@ -168,55 +173,62 @@ class _Tally:
             first += zip(partition[more].tolist(), offset[more].tolist(), strict=True)
 
 
-class _LargestKey:
-    """Counts the units of the largest key in a window, until it has enough to be published.
+class _Units:
+    """Counts what units add, in windows and in all.
 
-    Distinct (window, key, unit) are stored, at most `MAX_PAIRS`, and merged when as many rows wait.
+    Units of the largest key in a window are counted until it has enough to be published, as
+    distinct (window, key, unit), at most `MAX_PAIRS`.  A record is a contribution of its unit in
+    each of its windows; those beyond the bound do not count.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._most, self._complete = plan, 0, True
-        self._needed: int | None = None
+    def __init__(self, plan: Plan, ids: Prf) -> None:
+        self._plan, self._ids, self._needed = plan, ids, None
         with suppress(DpstreamError):  # `dpstream plan` says what is wrong
             budget = allocate(plan)
             chosen = describe(plan, budget)["selection"] if budget.tau is not None else None
             self._needed = chosen and chosen["units_for_half_chance_easiest"]
-        self._keys = [field.name for field in key_fields(plan)]
-        self._distinct, self._waiting = pa.table({}), list[pa.Table]()
+        self._units, self._keys, self._pairs = IdTable(), IdTable(), PairSet()
+        self._contributions, self._sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def add(self, records: pa.RecordBatch) -> None:
         """Add records."""
-        if self._needed is None or self._most >= self._needed or not self._complete:
+        plan, units = self._plan, ids_of(records.column("unit"))
+        trigger = event_trigger_times(plan, records)
+        first, windows = open_windows(plan.timeline, trigger, trigger)
+        slots = self._units.intern(units)
+        self._contributions = _added(self._contributions, slots, windows, self._units.size)
+        if self._needed is None or self._most >= self._needed or self._pairs.size > MAX_PAIRS:
             return
-        timeline = self._plan.timeline
-        trigger = event_trigger_times(self._plan, records)
-        stride = timeline.stride
-        columns = {name: records.column(name) for name in (*self._keys, "unit")}
-        for back in range(timeline.windows_per_record):
-            window = (trigger - 1) // stride - back
-            here = pa.array((window >= 0) & (trigger - window * stride <= timeline.triggers))
-            self._waiting.append(pa.table({"window": window, **columns}).filter(here))
-        if sum(map(len, self._waiting)) > max(_LEAST_PAIRS, len(self._distinct)):
-            self._merge()
+        named = zip(plan.key, key_fields(plan), strict=True)
+        key = [(field.type, records.column(column.name)) for field, column in named]
+        for number in range(plan.timeline.windows_per_record):
+            here = number < windows
+            keys = self._keys.intern(typed_ids(self._ids, key, first + number)[here])
+            new = self._pairs.add(keys, units[here]).astype(np.int64)
+            self._sizes = _added(self._sizes, keys, new, self._keys.size)
 
-    def result(self) -> tuple[int | None, int | None]:
-        """Return the number of units needed, and that of the largest key."""
-        if self._needed is None:
-            return None, None
-        self._merge()
-        complete = self._complete or self._most >= self._needed
-        return self._needed, min(self._most, self._needed) if complete else None
+    @property
+    def _most(self) -> int:
+        return int(self._sizes.max(initial=0))
 
-    def _merge(self) -> None:
-        if not self._waiting:
-            return
-        tables = [*([self._distinct] * bool(len(self._distinct))), *self._waiting]
-        group = ["window", *self._keys]
-        self._distinct = pa.concat_tables(tables).group_by([*group, "unit"]).aggregate([])
-        self._waiting = []
-        units = self._distinct.group_by(group).aggregate([([], "count_all")])["count_all"]
-        self._most = pa.compute.max(units).as_py() or 0
-        self._complete = len(self._distinct) <= MAX_PAIRS
+    def result(self) -> tuple[int | None, int | None, int | None]:
+        """Return the number of units needed, that of the largest key, and contributions beyond the
+        bound, as `Checked` has them.
+        """
+        privacy, needed = self._plan.privacy, self._needed
+        beyond = np.maximum(self._contributions - privacy.contributions, 0).sum()
+        more = int(beyond) if privacy.per_key_bound is None else None
+        if needed is None:
+            return None, None, more
+        complete = self._most >= needed or self._pairs.size <= MAX_PAIRS
+        return needed, min(self._most, needed) if complete else None, more
+
+
+def _added(counts: Int64, slots: Int64, amounts: Int64, size: int) -> Int64:
+    """Return counts by slot with the amounts added; there are ``size`` slots now."""
+    counts = np.pad(counts, (0, size)) if size > len(counts) else counts
+    np.add.at(counts, slots, amounts)
+    return counts
 
 
 class _Reading:

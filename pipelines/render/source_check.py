@@ -22,6 +22,12 @@ def check_text(checked: dict[str, Any], job: str) -> str:
     lines += labelled("Unusable", f"{count(unusable, 'record')} ({share:.3g}%)")
     for fault in checked["unusable"]:
         lines += _fault(fault)
+    if checked["beyond_contributions"]:
+        lines += labelled(
+            "Not counted",
+            f"{checked['beyond_contributions']:,} contributions beyond the bound of their unit "
+            "(contributions): a larger bound counts more of them, with more noise",
+        )
     lines += _appears(checked)
     if checked["usable"] == 0:
         lines.append(

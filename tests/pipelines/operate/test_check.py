@@ -138,6 +138,7 @@ def test_counts_are_those_of_the_dead_letter(make: Callable[[Path], Path], tmp_p
     in_flow = counts["operator_records_in"]
     assert checked.usable == in_flow - (dead - counts.get("operator_dead_source", 0))
     assert checked.complete and checked.read == checked.usable + dead + checked.left_out
+    assert checked.beyond_contributions == counts.get("operator_pairs_rejected", 0)
     for of in checked.unusable:
         assert len(of.first) == min(5, of.records) and of.problem and of.fix
 

@@ -224,7 +224,7 @@ FAULT = {
 }  # fmt: skip
 CHECKED: dict[str, Any] = {
     "read": 1_005, "left_out": 0, "usable": 998, "complete": True, "unusable": [FAULT],
-    "units_needed": 1, "most_units_up_to_needed": 4,
+    "units_needed": 1, "most_units_up_to_needed": 4, "beyond_contributions": None,
 }  # fmt: skip
 
 
@@ -248,6 +248,7 @@ def test_every_fault_has_its_place_and_fix() -> None:
     [
         ({"complete": False}, "the first ones only (--limit)"),
         ({"left_out": 7}, "Left out    7 rows"),
+        ({"beyond_contributions": 1_234}, "Not counted 1,234 contributions beyond the bound"),
         ({"usable": 0}, "No record is usable"),
         ({"most_units_up_to_needed": None}, "not counted: too many keys"),
         ({"units_needed": 5}, "nothing is likely: no key has 5 units of one window"),
