@@ -15,9 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dpstream.accounting.errors import UsageError, nearest
-from dpstream.dp_transforms.ingest.columns import identity_kind, value_type
+from dpstream.dp_transforms.ingest.columns import (
+    column_at,
+    identity_kind,
+    named_columns,
+    value_type,
+)
 
 
 def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.ChunkedArray]:
@@ -26,8 +32,9 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
     Args:
         data: a table of pandas (2.2 or newer), Polars, DuckDB or Arrow, or any that has an Arrow
             stream; a stream that can be read once is read.
-        named: names of columns by the argument that names them, for error messages.  A column of
-            pandas that is not named by a text goes by the text of its name.
+        named: names of columns by the argument that names them, for error messages; a part of a
+            struct has a path, as in files (pandas: no).  A column of pandas that is not named by a
+            text goes by the text of its name.
 
     Raises:
         UsageError: ``data`` is not a table, lacks a column or has one twice, or Arrow has no
@@ -35,7 +42,8 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
     """
     wanted = {name: argument for argument, names in named.items() for name in names}
     stream = None if _of_pandas(data) else _opened(data, list(wanted))
-    names = list(map(str, data.columns)) if stream is None else stream.schema.names
+    parts = () if stream is None else named_columns(stream.schema)
+    names = list(map(str, data.columns)) if stream is None else [part.name for part in parts]
     try:
         for name, argument in wanted.items():
             _check(argument, name, names)
@@ -44,9 +52,9 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
         raise
     columns = _of_frame(data, names, wanted) if stream is None else _read(stream, wanted, "data")
     typed = zip(data.columns, data.dtypes, strict=True) if hasattr(data, "dtypes") else ()
-    stored = {str(name): kind for name, kind in typed}
+    stored = {str(name): _stored(kind) for name, kind in typed}
     for name, argument in wanted.items():
-        kind, of_library = columns[name].type, _stored(stored.get(name))
+        kind, of_library = columns[name].type, stored.get(name)
         # Polars gives the addresses of objects that it does not know.
         if of_library == "Object" and pa.types.is_fixed_size_binary(kind):
             raise _unknown(argument)
@@ -102,12 +110,11 @@ def check_numbers(argument: str, kind: pa.DataType) -> None:
     Raises:
         UsageError: the column is not numeric.
     """
-    types, kind = pa.types, value_type(kind)
-    fits = types.is_integer, types.is_floating, types.is_decimal, types.is_null
-    if any(test(kind) for test in fits):
+    of, kind = pa.types, value_type(kind)
+    if any(test(kind) for test in (of.is_integer, of.is_floating, of.is_decimal, of.is_null)):
         return
     fix = "name a column of numbers"
-    if types.is_boolean(kind):
+    if of.is_boolean(kind):
         fix = "make it 0 and 1 (pandas: .astype('Int8'); Polars: .cast(pl.Int8))"
     elif identity_kind(kind) == "string":
         fix += (
@@ -153,7 +160,10 @@ def _opened(data: Any, names: list[str]) -> pa.RecordBatchReader:
     if not _of_files(data) and not hasattr(data, "__arrow_c_stream__"):
         _refuse(data)
     try:
-        data = data.scanner(columns=names).to_reader() if _of_files(data) else data[names]
+        parts = named_columns(data.schema) if _of_files(data) else ()
+        fields = {part.name: pc.field(*part.path) for part in parts}
+        chosen = {name: fields.get(name) for name in names}
+        data = data.scanner(columns=chosen).to_reader() if _of_files(data) else data[names]
     except Exception:  # it lacks one of them, or gives none by name
         data = data.scanner().to_reader() if _of_files(data) else data
     try:
@@ -173,15 +183,16 @@ def _of_files(data: Any) -> bool:
 def _read(
     stream: pa.RecordBatchReader, names: Iterable[str], argument: str
 ) -> dict[str, pa.ChunkedArray]:
-    schema = pa.schema([stream.schema.field(name) for name in names])
+    paths = {each.name: each.path for each in named_columns(stream.schema)}
     try:
-        batches = [batch.select(schema.names) for batch in stream]
+        tops = dict.fromkeys(paths[name][0] for name in names)
+        schema = pa.schema([stream.schema.field(top) for top in tops])
+        table = pa.Table.from_batches([batch.select(schema.names) for batch in stream], schema)
     except Exception:
-        batches = None
-    if batches is None:
+        table = None
+    if table is None:
         raise _unknown(argument)
-    table = pa.Table.from_batches(batches, schema)
-    return dict(zip(table.column_names, table.columns, strict=True))
+    return {name: column_at(table, name) for name in names}
 
 
 def _stored(kind: Any) -> str:
@@ -215,7 +226,9 @@ def _check(argument: str, name: str, names: list[str]) -> None:
             argument,
             f"names no column {name!r} of the table",
             f"{nearest(name, names)}data.columns has their names; pandas: an index becomes a "
-            "column by .reset_index()",
+            "column by .reset_index()"
+            + ", a part of a struct by data['a'].struct.field('b')"
+            * ("." in name),
         )
     if names.count(name) > 1:
         raise UsageError(argument, f"names a column that is there twice: {name!r}", "rename one")

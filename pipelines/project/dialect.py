@@ -101,8 +101,7 @@ def reading_of(where: str, table: TableSection, numbers: tuple[str, ...]) -> Rea
         time = None
     else:
         _check_time(f"{where}.time_column", time)
-    localised = csv.decimal != "." or bool(csv.thousands)
-    return Reading(csv, time, numbers if localised else ())
+    return Reading(csv, time, numbers if csv.signed else ())
 
 
 def check_csv(where: str, csv: CsvSection) -> None:

@@ -100,6 +100,11 @@ class CsvSection(Section, frozen=True):
     names: tuple[str, ...] | None = None
     line_breaks_in_quotes: bool = False
 
+    @property
+    def signed(self) -> bool:
+        """Return whether numbers have other signs than a decimal point."""
+        return self.decimal != "." or bool(self.thousands)
+
 
 class RecordIdColumn(Section, frozen=True):
     """``record_id`` with the type of its values."""

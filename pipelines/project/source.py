@@ -21,6 +21,7 @@ from dpstream.accounting.places import (
 )
 from dpstream.pipelines.project.project import Project, unit_of
 from dpstream.pipelines.project.sections import (
+    CsvSection,
     DataSetSection,
     Section,
     TableSection,
@@ -70,12 +71,14 @@ class Query(Section, frozen=True):
         text: the SELECT; its columns are the key's and the aggregates'.  It does not change unit,
             times and record id.  `dpstream sql --stream` writes it.
         look_up: public tables.
+        csv: how the source's files are written.
     """
 
     table: str = "records"
     columns: dict[str, str] | None = None
     text: str | None = None
     look_up: tuple[LookUp, ...] = ()
+    csv: CsvSection = CsvSection()
 
 
 class Source(Section, frozen=True):
@@ -265,7 +268,8 @@ def query_of(project: Project, table_name: str, text: str | None = None) -> Quer
         for public, other in project.sections.table.items()
         if other.public and other.path is not None and other.key_columns
     )
-    return Query(table_name, project.table(table_name, "table").columns, text, look_ups)
+    table = project.table(table_name, "table")
+    return Query(table_name, table.columns, text, look_ups, table.csv or CsvSection())
 
 
 def query_text(project: Project, name: str, path: str) -> str:

@@ -28,7 +28,7 @@ from dpstream.pipelines.ask.acceptance import (
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.sql.ask import identity_of, inputs_of
-from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one
+from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one, tables_read
 from dpstream.pipelines.statements.allowed import tokens_of
 from dpstream.pipelines.statements.errors import position_in
 from dpstream.pipelines.tables.catalog import Catalog
@@ -183,7 +183,13 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
         _label(each, question.columns)
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
-    warnings = weaknesses(charge.epsilon, charge.delta)
+    warnings = weaknesses(charge.epsilon, charge.delta) + [
+        f"{name}.{time.column} is in UTC, and so are its days; declared as DATETIME or DATE it has "
+        "the clock of its files"
+        for name in sorted(tables_read(question.select, catalog))
+        if (time := catalog.tables[name].reading.time) and time.zone
+        if catalog.tables[name].columns[time.column] == "TIMESTAMP"
+    ]
     return Explained(text, columns, cost, warnings, selections[0] if selections else None, families)
 
 

@@ -47,7 +47,7 @@ from dpstream.pipelines.project.source import described, query_of, source_of, so
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.functions import Function
-from dpstream.pipelines.statements.ownership import type_of
+from dpstream.pipelines.statements.ownership import NUMBERS, type_of
 from dpstream.pipelines.statements.row_query import Readable, check_row_local, readable
 from dpstream.pipelines.statements.statement import (
     KEYS,
@@ -61,7 +61,6 @@ from dpstream.pipelines.statements.statement import (
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import put_once
 
-_NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 #: log2 of the steps that bounds are cut into; fewer where the noise would leave its range.
 BITS = tuple(range(16, 3, -2))
 
@@ -220,7 +219,7 @@ def _columns(parsed: Statement, job_tables: Readable) -> tuple[dict[str, str], s
         parsed.source.args.get(part) for part in ("joins", "where")
     )
     plain = all(own[g.name] == g.name for g in parsed.groups)
-    plain &= all(own[name] and type_of(node) in _NUMBERS for name, node in arguments.items())
+    plain &= all(own[name] and type_of(node) in NUMBERS for name, node in arguments.items())
     if bare and plain:
         return {name: column or "" for name, column in own.items()}, None
     names = {g.name: g.name for g in parsed.groups}
@@ -246,7 +245,7 @@ def _own(node: exp.Expr, job_tables: Readable) -> str | None:
 
 def _number(node: exp.Expr) -> exp.Expr:
     """Return an argument as a number."""
-    if type_of(node) in _NUMBERS:
+    if type_of(node) in NUMBERS:
         return node.copy()
     return exp.Cast(this=node.copy(), to=exp.DataType.build("DOUBLE"))
 

@@ -231,6 +231,7 @@ REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
         "nondeterministic",
     ),
     ((exp.TableSample,), "sample"),
+    ((exp.AtTimeZone, exp.FromTimeZone), "time-zone"),
     ((exp.Exists, exp.Any, exp.All), "subquery-expression"),
     ((exp.Rollup, exp.Cube, exp.GroupingSets), "grouping-sets"),
     ((exp.Unnest, exp.Lateral, exp.Pivot, exp.Values), "lateral"),

@@ -55,7 +55,11 @@ RULES: dict[str, Rule] = {
         "uses a function that is not on the list of allowed ones",
         "use another function, another part of a time, or CAST to another type",
     ),
-    "time-zone": Rule("names a time zone other than UTC", "leave it out: all times are UTC"),
+    "time-zone": Rule(
+        "names a time zone other than UTC, or AT TIME ZONE",
+        "leave it out: times are in UTC; a column of CSV or JSON Lines that the table declares as "
+        "DATETIME or DATE has the clock of its files",
+    ),
     "unknown-table": Rule(
         "names a table that the data set does not have",
         "name a table of the data set, without a prefix, or add [table.NAME]",
@@ -158,6 +162,10 @@ RULES: dict[str, Rule] = {
     "numbers": Rule(
         "gives a function of numbers an argument that holds none",
         "name a column of numbers, or write CAST(x AS FLOAT64); its types are in the project file",
+    ),
+    "number-signs": Rule(
+        "casts text to a number in files that declare signs of numbers, which CAST does not know",
+        'declare it in the table: columns = { x = "FLOAT64" }, and name x without CAST',
     ),
     "bounds": Rule(
         "has contribution bounds that are not two numbers (0, or 1e-60 to 1e60 in size), low below "

@@ -76,11 +76,13 @@ class Column(NamedTuple):
     Attributes:
         type: the type, ``None`` if it is not known; unit: whether it is the unchanged privacy unit.
         keys: the declared keys that it is part of.
+        signed: whether it is text of files that declare signs of numbers, which CAST does not know.
     """
 
     type: exp.DType | None
     unit: bool = False
     keys: frozenset[KeyPart] = frozenset()
+    signed: bool = False
 
 
 class Relation(NamedTuple):
@@ -201,8 +203,11 @@ class Scope:
         """
         for column in node.find_all(exp.Column):
             if not _has(self.sources, column):
-                sources = {name: relation.columns for name, relation in self.sources.items()}
-                raise unknown_column(column, sources)
+                raise unknown_column(column, {n: each.columns for n, each in self.sources.items()})
+            signed = self.sources[column.table].columns[column.name].signed
+            cast = column.find_ancestor(exp.Cast) if signed else None
+            other = cast is None or cast.this.unnest() is not column
+            require(other or type_of(cast) not in NUMBERS, "number-signs", cast)
 
 
 def _units(name: str, relation: Relation) -> tuple[set[frozenset[Place]], set[Place]]:
@@ -256,6 +261,7 @@ _SAME = {
     exp.DType.BIGDECIMAL: exp.DType.DECIMAL,
 }
 _AGGREGATES = tuple(AGGREGATES)
+NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 
 
 class Validator:
@@ -321,10 +327,15 @@ class Validator:
         for owner, key, own in self._keyed(table):
             for part, name in enumerate(own):
                 keys.setdefault(name, set()).add(KeyPart(row, owner, key, part))
-        types = self.catalog.types[table.name]
+        types, signed = self.catalog.types[table.name], table.reading.csv.signed
         return Relation(
             {
-                name: Column(types[name], name in table.units, frozenset(keys.get(name, ())))
+                name: Column(
+                    types[name],
+                    name in table.units,
+                    frozenset(keys.get(name, ())),
+                    signed and types[name] == exp.DType.TEXT,
+                )
                 for name in types
             },
             private=table.unit is not None,
@@ -376,13 +387,16 @@ class Validator:
         ones, others = list(left.columns.values()), list(right.columns.values())
         same = [a.type for a in ones] == [b.type for b in others]
         require(same, "set-operation-columns", node.right)
-        units = [a.unit and b.unit for a, b in zip(ones, others, strict=False)]
+        pairs = list(zip(ones, others, strict=True))
+        units = [a.unit and b.unit for a, b in pairs]
         require(not left.private or any(units), "set-operation-unit", node.right)
         if not isinstance(node, exp.Union) or node.args.get("distinct"):
             for column in ones:
                 require(column.type in GROUPABLE, "group-type", node.right)
-        pairs = zip(left.columns, units, strict=False)
-        columns = {name: Column(left.columns[name].type, unit) for name, unit in pairs}
+        columns = {
+            name: Column(a.type, unit, signed=a.signed or b.signed)
+            for name, unit, (a, b) in zip(left.columns, units, pairs, strict=True)
+        }
         return Relation(columns, left.private)
 
 
@@ -429,8 +443,7 @@ def select_list(node: exp.Select) -> dict[str, exp.Expr]:
 
 def _output(scope: Scope, item: exp.Expr) -> Column:
     if isinstance(item, exp.Column):
-        column = scope.column(item)
-        return column._replace(unit=scope.is_unit(item), type=column.type)
+        return scope.column(item)._replace(unit=scope.is_unit(item))
     return Column(type_of(item), scope.is_unit(item))
 
 

@@ -66,6 +66,7 @@ from dpstream.accounting.places import matching
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.dp_transforms.ingest.columns import decoded, identity, instant, measure
+from dpstream.pipelines.project.dialect import Reading
 from dpstream.pipelines.project.source import LookUp, Query, Source
 from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, require
 from dpstream.pipelines.statements.dialect import Private
@@ -381,7 +382,16 @@ def readable(source: Source, unit: Field, folder: Path) -> Readable:
     if not source_name.isidentifier() or not source_name.isascii():
         raise UsageError("table", "is not a usable name in SQL", "use letters, digits and _")
     fields = tuple(declared or ())
-    rows = Table(source_name, "stream", "", types, own, units=(own,), fields=fields)
+    rows = Table(
+        name=source_name,
+        kind="stream",
+        place="",
+        columns=types,
+        unit=own,
+        units=(own,),
+        fields=fields,
+        reading=Reading(config.csv),
+    )
     named_tables, keys = {source_name: rows}, dict[str, tuple[str, ...]]()
     for one in config.look_up:
         table, key = look_up(one, folder)

@@ -13,6 +13,7 @@ from dpstream.pipelines.formats.dialect import read_as
 from dpstream.pipelines.formats.parquet import read_row_group, row_groups
 from dpstream.pipelines.formats.rows import Part, Rows
 from dpstream.pipelines.formats.texts import read_text
+from dpstream.pipelines.project.dialect import NUMBERS
 from dpstream.pipelines.tables.catalog import Table
 from dpstream.pipelines.tables.files import (
     TEXTS,
@@ -89,10 +90,15 @@ def _text_parts(table: Table, path: str) -> Iterator[Part]:
 
 
 def _as_declared(part: Rows, table: Table) -> Rows:
-    """Return texts with times in RFC 3339, days as clocks show them, and numbers with a point."""
+    """Return texts with times in RFC 3339, days as clocks show them, and numbers with a point.
+
+    A column of numbers has them, also of times.
+    """
     names, reading, time = list(table.columns), table.reading, table.reading.time
-    if time is not None and table.columns.get(time.column) in ("DATE", "DATETIME"):
-        local = msgspec.structs.replace(time, zone=None)
+    if time is not None:
+        kind = table.columns[time.column]
+        zone = None if kind in ("DATE", "DATETIME") else time.zone
+        local = None if kind in NUMBERS else msgspec.structs.replace(time, zone=zone)
         reading = msgspec.structs.replace(reading, time=local)
     batch = read_as(part.batch.rename_columns(names), reading)
     columns = [column.cast(pa.string()) for column in batch.columns]

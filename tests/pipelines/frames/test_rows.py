@@ -266,6 +266,24 @@ def test_columns_of_each_library_are_the_same(library: str) -> None:
     assert columns["page"].cast(pa.string()).to_pylist() == table.column("page").to_pylist()
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_parts_of_structs_have_paths(library: str) -> None:
+    """A column that is called as a path is written wins; pandas' frames have columns alone."""
+    table = visits(40)
+    structs = table.append_column("at.page", table["user"]).to_struct_array().combine_chunks()
+    nested = pa.table({"a.b": table["page"], "a": structs, "b": structs})
+    named = {"unit": ["a.b"], "key": ["b.page", "a.at.page"]}
+    if library == "pandas":
+        with pytest.raises(UsageError) as error:
+            columns_of(LIBRARIES[library](nested), named)
+        assert ".struct.field(" in error.value.fix
+        return
+    columns = [
+        column.to_pylist() for column in columns_of(LIBRARIES[library](nested), named).values()
+    ]
+    assert columns == [table[name].to_pylist() for name in ("page", "page", "user")]
+
+
 def test_other_columns_are_not_looked_at() -> None:
     data = as_pandas(visits(100)).assign(what=[object()] * 100)
     data.index = pd.Index([object() for _ in range(100)])

@@ -23,6 +23,7 @@ AROUND = (
 )
 _UV = "SELECT a.uid, b.n AS v FROM users AS a JOIN visits AS b ON"
 _GROUP = "SELECT uid, COUNT(*) AS v FROM visits GROUP BY"
+_SIGNED, _DEPTS = "SELECT u.uid,", "FROM users AS u JOIN depts AS d ON u.dept = d.dept"
 #: (accepted, refused, rule)
 RELATIONS: list[tuple[str, str, str]] = [
     # The unit is selected.
@@ -249,6 +250,16 @@ RELATIONS: list[tuple[str, str, str]] = [
     ("SELECT uid, EXTRACT(YEAR FROM day) AS v FROM visits",
      "SELECT uid, EXTRACT(DAY FROM TIMESTAMP_TRUNC(at, MONTH, 'Foo/Bar')) AS v FROM visits",
      "time-zone"),
+    ("SELECT uid, EXTRACT(YEAR FROM day) AS v FROM visits",
+     "SELECT uid, EXTRACT(DAY FROM at AT TIME ZONE 'Foo/Bar') AS v FROM visits", "time-zone"),
+    # Numbers of files that declare their signs.
+    (f"{_SIGNED} CAST(TRIM(d.dept) AS INT64) AS v {_DEPTS}",
+     f"{_SIGNED} CAST((d.dept) AS INT64) AS v {_DEPTS}", "number-signs"),
+    (f"{_SIGNED} d.floor AS v {_DEPTS} WHERE SAFE_CAST(d.floor AS FLOAT64) > 3",
+     f"{_SIGNED} d.floor AS v {_DEPTS} WHERE SAFE_CAST(d.dept AS FLOAT64) > 3", "number-signs"),
+    (f"SELECT uid, EXTRACT(DAY FROM CAST(p AS DATE)) AS v FROM ({_SIGNED} d.dept AS p {_DEPTS})",
+     "SELECT uid, CAST(CAST(p AS NUMERIC) AS INT64) AS v FROM (SELECT uid, page AS p FROM visits "
+     f"UNION ALL {_SIGNED} d.dept AS p {_DEPTS})", "number-signs"),
 ]  # fmt: skip
 _OK = f"{DP} dept, COUNT(*) AS k FROM users GROUP BY dept"
 

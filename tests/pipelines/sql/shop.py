@@ -40,7 +40,7 @@ SHOP: dict[str, Any] = {
          "unit_via": {"table": "orders", "on": [["order_id", "order_id"]]}},
         "pages": {"path": "pages.csv", "public": True,
          "columns": {"page": "STRING", "title": "STRING", "weight": "FLOAT64", "uid": "INT64"}},
-        "depts": {"path": "depts.csv", "public": True,
+        "depts": {"path": "depts.csv", "public": True, "csv": {"decimal": ","},
          "columns": {"dept": "STRING", "floor": "INT64"}},
     },
 }  # fmt: skip
