@@ -20,6 +20,7 @@ from dpstream.pipelines.cli.parts import (
     print_warnings,
     stop_signals,
 )
+from dpstream.pipelines.render.layout import count
 
 
 @click.command(
@@ -89,9 +90,10 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
     if as_json:
         print_json({"page": str(out), **as_dict(page)})
         return
-    total = "" if page.expected is None else f" of {page.expected:,}"
+    number = len(page.inventory.releases) if page.expected is None else page.expected
+    before = "" if page.expected is None else f"{len(page.inventory.releases):,} of "
     print_warnings(damage_text(page.job, page.damaged))
-    click.echo(f"Report in {out}; releases: {len(page.inventory.releases):,}{total}.")
+    click.echo(f"Report in {out}: {before}{count(number, 'release')}.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")
     for stamp in page.stamps:

@@ -277,8 +277,8 @@ def test_what_is_drawn_once_takes_no_runner_and_no_triggers(made: Path) -> None:
     tables = write(made / "w.json", [{"ways": 1}], domain=wide)
     given = (*ANSWER, tables, "--project", made, "--cache", made / "cache")
     before = call("account", "show", "--project", made).stdout
-    for flags in (("--over-time",), ("--runner", "PrismRunner"), ("--no_such_flag=1",)):
-        assert flags[0].replace("--no_such_flag=1", "--runner") in refused(
+    for flags in (("--over-time",), ("--runner", "PrismRunner"), ("--streaming",)):
+        assert flags[0].replace("--streaming", "--runner") in refused(
             *given, "--out", made / "w", *flags
         )
     assert call("account", "show", "--project", made).stdout == before
