@@ -1,5 +1,6 @@
 """Jobs by the calendar, from `dpstream init` to the report, against another implementation."""
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -90,6 +91,35 @@ def test_a_public_sample_gives_local_days(
     text = Path("dpstream.toml").read_text()
     assert f'start = "{start}"' in text and f'end = "{end}"' in text
     assert " unusable" not in call("check").output
+
+
+@pytest.mark.parametrize(("unit", "ticks"), [("s", 1), ("ms", 1_000)])
+def test_epoch_times_are_not_shifted_by_the_zone_of_a_calendar(
+    unit: str, ticks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four records are in February of Los Angeles, which begins at 8 in UTC."""
+    monkeypatch.chdir(tmp_path)
+    edges = [datetime(2024, month, 1, 8, tzinfo=ZoneInfo("UTC")) for month in (2, 3)]
+    seconds = [int(edge.timestamp()) + more for edge in edges for more in (-1, 0)]
+    lines = [f"{number},a,{second * ticks}\n" for number, second in enumerate(seconds)]
+    Path("v.csv").write_text("who,page,at\n" + "".join(lines))
+    flags = [
+        "--unit",
+        "who",
+        "--key",
+        "page",
+        "--time",
+        "at",
+        "--epsilon",
+        "1",
+        "--window",
+        "month",
+    ]
+    flags += ["--time-unit", unit, "--zone", "America/Los_Angeles"]
+    call("init", "v.csv", *flags, "--start", "2024-02-01", "--end", "2024-03-01")
+    checked = json.loads(call("check", "--json").stdout)["operator_only"]
+    assert (checked["read"], checked["usable"]) == (4, 2)
+    assert checked["unusable"][0]["first"] == [["v.csv", 0], ["v.csv", 3]]
 
 
 def test_an_instant_of_a_calendar_is_local_and_an_endless_run_has_no_last_one() -> None:

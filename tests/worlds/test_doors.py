@@ -30,10 +30,11 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.jobs.keys import CellDomain
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.records.reading import Letters, files_of, records_of
+from dpstream.pipelines.sql.explain import explain
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.workload.registered import bounded
-from tests.worlds.fixtures import ROWS, SHOPS, VARIANTS, Variant, instant_of, write
+from tests.worlds.fixtures import ROWS, SHOPS, VARIANTS, Variant, csv_of, instant_of, write
 
 PROJECT = """\
 version = 1
@@ -244,6 +245,39 @@ def test_sql_reads_the_day(name: str, tmp_path: Path) -> None:
     if not is_text(name) and any(form in name for form in OTHER_TIMES):
         expected = expected._replace(times=day.times)
     assert day == expected
+
+
+_CAST = 'EPOCH_US(TRY_CAST("at" AS TIMESTAMPTZ))'
+
+
+@pytest.mark.parametrize(
+    ("time", "kind", "instant"),
+    [
+        ("german", "STRING", _CAST),
+        ("seconds", "STRING", _CAST),
+        ("seconds", "INT64", '"at" * 1000000'),
+    ],
+)
+def test_sql_casts_a_time_to_its_instant(
+    time: str, kind: str, instant: str, tmp_path: Path
+) -> None:
+    variant = csv_of(time=time)
+    typed = f'columns = {{ user = "INT64", at = "{kind}" }}'
+    with Engine(load_catalog(project(tmp_path, variant, table=typed)), ["day"]) as engine:
+        times = engine.run(f"SELECT {instant} AS t FROM day ORDER BY t")["t"].to_pylist()
+    assert times == truth(variant).times
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("TIMESTAMP", True), ("DATE", False)])
+def test_an_explanation_says_whose_days_they_are(kind: str, is_told: bool, tmp_path: Path) -> None:
+    typed = f'columns = {{ user = "INT64", at = "{kind}" }}'
+    catalog = load_catalog(project(tmp_path, csv_of(time="german"), table=typed))
+    statement = (
+        "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9, "
+        "max_groups_contributed = 1) CAST(`at` AS DATE) AS d, COUNT(*) AS n FROM day GROUP BY d"
+    )
+    warnings = explain(catalog, statement).statements[0].warnings
+    assert any("day.at" in warning for warning in warnings) == is_told
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -18,6 +18,7 @@ from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.sql.stream import StreamJob, stream_job, write_job
+from dpstream.pipelines.statements.errors import StatementError
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.budgets import budgeted
@@ -205,6 +206,18 @@ def test_jobs_that_are_refused(tmp_path: Path) -> None:
         project = load_project(folder_with(tmp_path / f"{number}", PROJECT.replace(old, new, 1)))
         calls[f"{old} -> {new}"] = partial(stream_job, project, "daily", dp(LOOKED_UP))
     check(Path(__file__).with_name("stream_jobs.txt"), of_refusals(calls))
+
+
+def test_text_of_a_table_with_number_signs_is_not_cast(tmp_path: Path) -> None:
+    cast = "SUM(CAST(seconds AS FLOAT64), contribution_bounds_per_row => (0, 10)) AS t"
+    statement = dp(f"page, {cast} FROM visits GROUP BY page")
+    text = PROJECT.replace('seconds = "FLOAT64"', 'seconds = "STRING"')
+    plain = load_project(folder_with(tmp_path / "plain", text))
+    assert stream_job(plain, "daily", statement).query is not None
+    text = text.replace('path = "in/*.csv"', 'path = "in/*.csv"\ncsv = { thousands = "," }')
+    with pytest.raises(StatementError) as error:
+        stream_job(load_project(folder_with(tmp_path / "signed", text)), "daily", statement)
+    assert error.value.code == "number-signs"
 
 
 def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> None:
