@@ -58,6 +58,12 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
         # Polars gives the addresses of objects that it does not know.
         if of_library == "Object" and pa.types.is_fixed_size_binary(kind):
             raise _unknown(argument)
+        if of_library is not None and of_library.startswith("period["):
+            raise UsageError(
+                argument,
+                "is a pandas column of periods, whose values are numbers in Arrow",
+                "make it text: .astype(str)",
+            )
         if of_library == "object" and not _is_text(kind):
             raise UsageError(
                 argument,

@@ -17,6 +17,7 @@ from tests.pipelines.frames.visits import visits
 TABLE = visits(300)
 PANDAS, POLARS = TABLE.to_pandas(), pl.DataFrame(TABLE)
 NUMBERED = PANDAS.set_axis(range(3), axis=1)
+PERIODS = pd.Series(pd.period_range("2024-01", periods=3, freq="M").repeat(100))
 TEXTS = ["1.5", "x", None] * 100
 LARGE = [2**60 + number % 40 for number in range(300)]
 
@@ -55,6 +56,10 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "a lazy frame": (
         lambda: ask(POLARS.lazy()), "data.collect()", lambda: ask(POLARS.lazy().collect()),
+    ),
+    "a key of periods": (
+        lambda: ask(PANDAS.assign(page=PERIODS)), ".astype(str)",
+        lambda: ask(PANDAS.assign(page=PERIODS.astype(str))),
     ),
     "booleans of pandas": (
         lambda: ask(with_value([True, None, False] * 100).astype({"v": "boolean"}), value="v"),
