@@ -7,8 +7,9 @@ which governments change: these stand in the calendar, for all instants that it 
 plan, its hash and a worker therefore have one list, whatever a machine knows of time zones later.
 
 Units have numbers: days since 1970-01-01, weeks since that of Monday 1969-12-29, months since
-1970-01.  Each begins at its local midnight; where clocks skip that, at the first instant after it
-(`accounting.zones`).
+1970-01.  Each begins at its local midnight; where clocks skip that, at the instant that would be
+midnight without the change (`accounting.zones`): its first instant if they are set forward at
+midnight, half an hour later if at 23:30 (Toronto, 1919-03-30).
 """
 
 import functools
