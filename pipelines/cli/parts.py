@@ -165,8 +165,8 @@ def beam_flags(context: click.Context, runner: str) -> list[str]:
         from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 
         further = RUNNERS.get(runner, RUNNERS["DirectRunner"]).flags
-        names = (name for option in context.command.params for name in option.opts)
-        refuse_unknown(context.args, further, [name for name in names if name[0] == "-"])
+        own = (name for option in context.command.params for name in option.opts)
+        refuse_unknown(context.args, further, [name for name in own if name[0] == "-"])
     return context.args
 
 

@@ -27,6 +27,11 @@ POPULATION = options(
     ),
 )
 
+_ZONES = (
+    "calendar and the table's time_column have different zones: local times are of the column's,"
+    " and windows are days of the calendar's."
+)
+
 
 @click.command(
     short_help="Show whether a job can run, what it publishes and what it costs.",
@@ -97,7 +102,10 @@ def plan(
     planned, budget = begun[1:] if begun else (checked, allocate(checked))
     covered = coverage(planned, budget, units, records, keys or KEYS)
     figures = describe(planned, budget, tuned)
-    figures["warnings"] += warnings_of(covered)
+    declared = (loaded.reading.time, loaded.plan.timeline.calendar)
+    zones = {each.zone for each in declared if each is not None and each.zone is not None}
+    warnings = warnings_of(covered) + [_ZONES] * (len(zones) > 1)
+    figures["warnings"] += warnings
     figures |= {"plan_hash": checked.hash, "run_id": begun.run_id if begun else None}
     figures |= {"state": state_figures} if state_figures else {}
     figures |= {"coverage": covered, "outlook": outlook(planned, budget, units, keys, checked)}
@@ -108,5 +116,5 @@ def plan(
     last = list[str]()
     if begun:
         last = labelled("Figures", f"of run {begun.run_id}, committed when it began")
-    last += each("Warning", warnings_of(covered)) + shards_lines(state_figures)
+    last += each("Warning", warnings) + shards_lines(state_figures)
     print_plan(as_json, accepted, "Can run", figures, text + page(last))

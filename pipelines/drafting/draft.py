@@ -164,13 +164,10 @@ def checked(text: str, target: Target) -> Job:
     except UsageError as error:
         field = re.sub(r"^(job|table|data_set)\.[^.]+\.", r"\1.", error.field).removeprefix("job.")
         flag = FLAGS.get(field)
-        if flag == "--window" and "multiple of release_every" in error.rule:
-            raise UsageError(
-                "--every", "must divide the window without a rest", "omit it, or give such a length"
-            ) from None
         if flag is None and field.startswith("aggregate"):
             flag = "--bounds" if "bounds" in field else "--value"
-        raise UsageError(flag or error.field, error.rule, error.fix) from None
+        texts = (re.sub("release_every( =)?", "--every", each) for each in (error.rule, error.fix))
+        raise UsageError(flag or error.field, *texts) from None
     return job
 
 
@@ -212,7 +209,7 @@ def _table(answers: Answers, target: Target) -> str:
 data_set = "{target.data_set}"
 path = {_quoted(path)}  # a file or a pattern, from this file's folder
 {kind}unit_column = {_quoted(answers.unit.column)}  # whose record it is
-time_column = {_time(answers)}  # times without a zone are taken as UTC{_typed(answers)}"""
+time_column = {_time(answers)}  # without a zone: {answers.time.zone or "UTC"}{_typed(answers)}"""
 
 
 def _typed(answers: Answers) -> str:

@@ -126,7 +126,7 @@ def _of_calendar(job: JobSection, zone: str) -> Timeline:
         period_unit=None if covered is None else covered.unit,
     )
     if job.slide is None:
-        _check_named(job.window, calendar, start)
+        _check_named("start", "window =", job.window, calendar, start)
     last = RANGE[1] if end is None else end + timeline.allowed_lateness + _MARGIN
     if end is not None:
         last += 2 * (timeline.window + (timeline.period or 0))
@@ -157,6 +157,8 @@ def period_of(field: str, length: str, zone: str, start: str | None) -> tuple[in
             f"is not the beginning of a {period.unit} in {zone}",
             "write the first day of one",
         )
+    if start is not None:
+        _check_named("--start", field, length, calendar, int(day))
     return period.number, first % period.number, calendar
 
 
@@ -193,22 +195,28 @@ def _in_units(field: str, text: str, unit: CalendarUnit) -> int:
         return length.number
     if (length.unit, unit) == ("week", "day"):
         return 7 * length.number
-    fix = f"write it in {unit}s"
+    fix = f"write a number of {unit}s, such as '4 {unit}s'"
     if unit == "day" and field != "budget.covers":
         fix = "write release_every = '1 month', because a month is no number of days"
-    raise UsageError(field, f"is not a number of {unit}s, which release_every is given in", fix)
+    problem = f"is given in {length.unit}s, which are no number of {unit}s, as release_every is"
+    raise UsageError(field, problem, fix)
 
 
-def _check_named(window: str, calendar: Calendar, start: int) -> None:
-    """Refuse windows called weeks, quarters or years that begin inside of one."""
-    length = _length("window", window)
+def _check_named(field: str, written: str, text: str, calendar: Calendar, start: int) -> None:
+    """Refuse windows or periods called weeks, quarters or years that begin inside of one.
+
+    Args:
+        field: of the start; written: what stands before ``text``, their length.
+    """
+    length = _length(written, text)
     each = 7 if (length.unit, calendar.unit) == ("week", "day") else length.each
     first, where = _BEGINS.get((calendar.unit, each), (0, ""))  # of windows that do not slide
     if where and (calendar.number(start) - first) % each:
         raise UsageError(
-            "start",
-            f"is inside of a window of '{window}', which begins {where}",
-            f"choose another start, or write window = '{each} {calendar.unit}s'",
+            field,
+            f"is inside of a stretch of '{text}', which begins {where}",
+            f"choose another start, or write {written} '{each} {calendar.unit}s"
+            f"{f' in {calendar.zone}' * (written[0] == '-')}'",
         )
 
 

@@ -66,6 +66,21 @@ def test_numbers_that_are_written_with_commas(hour: Hour) -> None:
     assert call("check").exit_code == 0
 
 
+def test_zones_of_times_and_of_windows_that_differ(hour: Hour) -> None:
+    hour.edit('time_column = "at"', 'time_column = { column = "at", zone = "Europe/Berlin" }')
+    hour.edit('T00:00:00Z"\nwindow', "T00:00:00Z\"\ncalendar = 'UTC'\nwindow")
+    differ = json.loads(call("plan", "--json").stdout)["warnings"]
+    hour.edit("Europe/Berlin", "UTC")
+    assert len(differ) == len(json.loads(call("plan", "--json").stdout)["warnings"]) + 1
+
+
+def test_a_quarter_of_an_account_begins_with_one(hour: Hour) -> None:
+    given = ("account", "create", "q.db", "--data-set", "v", "--unit", "user", "--time", "at")
+    limit = ("--start", "2024-02-01", "--epsilon", "1", "--delta", "1e-6", "--covers")
+    hour.message = call(*given, *limit, "1 quarter in UTC").output
+    assert call(*given, *limit, hour.fix_part(r"(?<=--covers ').*(?=')")).exit_code == 0
+
+
 def test_a_column_that_no_object_has(hour: Hour) -> None:
     Path("visits.jsonl").write_text('{"User": "u1"}\n')
     hour.edit("visits.parquet", "visits.jsonl")

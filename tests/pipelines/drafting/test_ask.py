@@ -279,7 +279,8 @@ def test_what_are_no_bounds(bounds: tuple[float, float], refused: Refused) -> No
      {"epsilon": 2000.0}, {"delta": 1.0}, {"delta": 0.0},
      {"contributions": 0}, {"every": "2d"},
      {"every": "soon"}, {"key": (Field("_page"),)},
-     {"windows": WEEKS._replace(length="1us")}],
+     {"windows": WEEKS._replace(length="1us")},
+     {"every": "1d", "windows": WEEKS._replace(length="1 month", calendar="UTC")}],
 )  # fmt: skip
 def test_what_a_plan_would_refuse_is_refused_by_its_flag(
     change: dict[str, Any], refused: Refused
