@@ -168,8 +168,11 @@ def _opened(data: Any, names: list[str]) -> pa.RecordBatchReader:
     try:
         parts = named_columns(data.schema) if _of_files(data) else ()
         fields = {part.name: pc.field(*part.path) for part in parts}
-        chosen = {name: fields.get(name) for name in names}
-        data = data.scanner(columns=chosen).to_reader() if _of_files(data) else data[names]
+        data = (
+            data.scanner(columns={name: fields[name] for name in names}).to_reader()
+            if _of_files(data)
+            else data[names]
+        )
     except Exception:  # it lacks one of them, or gives none by name
         data = data.scanner().to_reader() if _of_files(data) else data
     try:

@@ -199,8 +199,10 @@ class _Units:
         self._contributions = _added(self._contributions, slots, windows, self._units.size)
         if self._needed is None or self._most >= self._needed or self._pairs.size > MAX_PAIRS:
             return
-        named = zip(plan.key, key_fields(plan), strict=True)
-        key = [(field.type, records.column(column.name)) for field, column in named]
+        key = [
+            (field.type, records.column(column.name))
+            for field, column in zip(plan.key, key_fields(plan), strict=True)
+        ]
         for number in range(plan.timeline.windows_per_record):
             here = number < windows
             keys = self._keys.intern(typed_ids(self._ids, key, first + number)[here])

@@ -385,8 +385,9 @@ class Validator:
         left, right = self.relation(node.left), self.relation(node.right)
         require(left.private == right.private, "set-operation-mixed", node.right)
         ones, others = list(left.columns.values()), list(right.columns.values())
-        same = [a.type for a in ones] == [b.type for b in others]
-        require(same, "set-operation-columns", node.right)
+        require(
+            [a.type for a in ones] == [b.type for b in others], "set-operation-columns", node.right
+        )
         pairs = list(zip(ones, others, strict=True))
         units = [a.unit and b.unit for a, b in pairs]
         require(not left.private or any(units), "set-operation-unit", node.right)
