@@ -164,9 +164,12 @@ def beam_flags(context: click.Context, runner: str) -> list[str]:
     if context.args:
         from dpstream.pipelines.runners.table import RUNNERS, refuse_unknown
 
-        further = RUNNERS.get(runner, RUNNERS["DirectRunner"]).flags
         own = (name for option in context.command.params for name in option.opts)
-        refuse_unknown(context.args, further, [name for name in own if name[0] == "-"])
+        refuse_unknown(
+            context.args,
+            RUNNERS.get(runner, RUNNERS["DirectRunner"]).flags,
+            [name for name in own if name[0] == "-"],
+        )
     return context.args
 
 

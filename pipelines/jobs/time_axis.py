@@ -198,8 +198,11 @@ def _in_units(field: str, text: str, unit: CalendarUnit) -> int:
     fix = f"write a number of {unit}s, such as '4 {unit}s'"
     if unit == "day" and field != "budget.covers":
         fix = "write release_every = '1 month', because a month is no number of days"
-    problem = f"is given in {length.unit}s, which are no number of {unit}s, as release_every is"
-    raise UsageError(field, problem, fix)
+    raise UsageError(
+        field,
+        f"is given in {length.unit}s, which are no number of {unit}s, as release_every is",
+        fix,
+    )
 
 
 def _check_named(field: str, written: str, text: str, calendar: Calendar, start: int) -> None:

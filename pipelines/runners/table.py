@@ -498,8 +498,9 @@ def refuse_unknown(
     try:
         _, unknown = parser.parse_known_args(list(beam_args))
     except argparse.ArgumentError as error:
-        flag = str(error.argument_name)
-        raise UsageError(flag, "has no value that Beam can read", "correct it") from None
+        raise UsageError(
+            str(error.argument_name), "has no value that Beam can read", "correct it"
+        ) from None
     if unknown:
         flag = unknown[0].partition("=")[0]
         fix = f"{nearest(flag, [*own, *parser._option_string_actions])}correct it, or leave it out"
