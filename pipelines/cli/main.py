@@ -34,6 +34,7 @@ from dpstream.pipelines.cli.run import run
 from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
 from dpstream.pipelines.cli.workload import workload
+from dpstream.pipelines.runners.memory import share_one_heap
 from dpstream.state.connecting import show_connecting
 from dpstream.state.disk_errors import require_memory
 from dpstream.state.private_log import keep_in, lost_connection, unexpected
@@ -190,6 +191,7 @@ def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    share_one_heap()
     threading.excepthook = _print_thread_error
     # Files that libraries make, as charts, are written by their owner alone too.
     os.umask(os.umask(0o077) | 0o022)

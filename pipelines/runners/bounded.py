@@ -2,23 +2,15 @@
 
 Workers and launcher share folders, so engines whose workers are other machines do not fit.  What a
 pipeline has done is known by the files, because Flink's pipelines do not end by themselves.
-
-**Memory of a run's own process** (`sparing_memory`, also of runs whose input does not end).  Arrays
-of a large shard are made and dropped all the time.  The C library gives such memory back to the
-kernel at once, which clears it each time before it gives it out again: at 59 million records that
-was a third of the run's CPU seconds.  It is kept for the arrays of the runner's own thread; other
-threads have heaps that end at 64 MiB.
 """
 
 import contextlib
-import ctypes
-import gc
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, UsageError
+from dpstream.pipelines.runners.memory import sparing_memory
 
 #: Engines whose workers read and write files where the launcher does.
 _SHARING = ("DirectRunner", "PrismRunner", "FlinkRunner")
@@ -142,40 +134,3 @@ def _until_handed_over(started: Any, engine: Any, handed_over: Callable[[], bool
         engine.cancel()
     with contextlib.suppress(Exception):
         started.wait_until_finish()
-
-
-#: `mallopt` of glibc: what is freed at the heap's end is kept up to this many bytes, and blocks
-#: from this size on are mapped by themselves.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Older versions of it take no more than the second.
-_KEPT_BYTES = (1 << 30, 1 << 25)
-#: Who has set one of these has decided otherwise.
-_SET = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-
-
-@contextlib.contextmanager
-def sparing_memory() -> Iterator[None]:
-    """Keep freed memory for the next array, and the collector from objects that are there already.
-
-    Beam's modules alone make half a million objects, which each full collection would walk.  How
-    memory is kept stays as it is set here after the run: nobody can ask how it was before.
-    """
-    if not any(name in os.environ for name in _SET):
-        _keep_freed()
-    if gc.get_freeze_count():  # the program around the run has its own way
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _keep_freed() -> None:
-    with contextlib.suppress(AttributeError, OSError):  # of another C library
-        libc = ctypes.CDLL(None)
-        # Without the first the second would only stop the library from adapting.
-        if any(libc.mallopt(_M_MMAP_THRESHOLD, size) for size in _KEPT_BYTES):
-            libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES[0])

@@ -60,8 +60,8 @@ from dpstream.pipelines.jobs.committed import store_identity
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import duration_micros
-from dpstream.pipelines.runners.bounded import sparing_memory
 from dpstream.pipelines.runners.errors import Warn, coded, say
+from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.pipelines.stream import passes

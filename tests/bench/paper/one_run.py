@@ -6,6 +6,7 @@ process, so that peak memory is the run's and the memory is returned.
 
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -66,6 +67,10 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+#: What the command sets for itself (`pipelines.runners.memory`), here for both sides of a ratio.
+ONE_HEAP = os.environ | {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+
 def in_child(module: str, *args: str) -> dict[str, Any]:
     """Run ``python -m module args`` and return the JSON of its last line.
 
@@ -73,7 +78,7 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
         DpstreamError: what the child was refused with, or that it failed.
     """
     command = [sys.executable, "-W", "ignore", "-m", module, *args]
-    out = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    out = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=ONE_HEAP)
     try:
         result: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -21,8 +21,9 @@ from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.telemetry import first_error, guarded
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.runners import errors
-from dpstream.pipelines.runners.bounded import Runner, run_to_end, sparing_memory
+from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.runners.errors import coded, say
+from dpstream.pipelines.runners.memory import sparing_memory
 from dpstream.pipelines.runners.waiting import QUIET_SECONDS, Stillness, quiet_seconds
 from tests.golden.refusals import Refused
 from tests.growing import arrive, place
@@ -227,16 +228,23 @@ def test_a_runner_whose_workers_share_no_folders_is_refused(name: str, refused: 
 
 
 ARRAYS = """
-import resource
+import resource, threading
+from dpstream.pipelines.runners.memory import share_one_heap, sparing_memory
+SHARE
 import numpy as np
-from dpstream.pipelines.runners.bounded import sparing_memory
-with sparing_memory():
+
+def faults():
     for turn in range(11):
         if turn == 1:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         array = None
         array = np.ones(1 << 24)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+with sparing_memory():
+    thread = threading.Thread(target=faults)
+    thread.START()
+    thread.JOIN()
 """
 
 FAULTS = 10 * 128 * 2**20 // 2**21
@@ -245,6 +253,9 @@ OF_THE_C_LIBRARY = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072",
 }
+OF_ALL_THREADS = {"SHARE": "share_one_heap()", "START": "start", "JOIN": "join"}
+OF_OTHER_THREADS = OF_ALL_THREADS | {"SHARE": ""}
+OF_THE_FIRST = OF_OTHER_THREADS | {"START": "run", "JOIN": "is_alive"}
 
 
 def test_objects_that_are_there_are_collected_again_after_a_run() -> None:
@@ -255,13 +266,16 @@ def test_objects_that_are_there_are_collected_again_after_a_run() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def new_memory(variable: str | None) -> int:
+def new_memory(variable: str | None, words: dict[str, str] = OF_THE_FIRST) -> int:
     """Page faults of ten arrays of 128 MiB, one after the other, with a variable for the C
     library: 64 each where the kernel gives 2 MiB at once, 32768 of 4 KiB."""
     others = {name: value for name, value in os.environ.items() if name not in OF_THE_C_LIBRARY}
     more = {} if variable is None else {variable: OF_THE_C_LIBRARY[variable]}
+    script = ARRAYS
+    for word, value in words.items():
+        script = script.replace(word, value)
     out = subprocess.run(
-        [sys.executable, "-c", ARRAYS],
+        [sys.executable, "-c", script],
         env=others | more,
         capture_output=True,
         text=True,
@@ -270,8 +284,14 @@ def new_memory(variable: str | None) -> int:
     return int(out.stdout)
 
 
-def test_large_arrays_take_memory_that_is_there() -> None:
-    assert new_memory(None) < FAULTS // 2
+@pytest.mark.parametrize("words", [OF_THE_FIRST, OF_ALL_THREADS])
+def test_large_arrays_take_memory_that_is_there(words: dict[str, str]) -> None:
+    assert new_memory(None, words) < FAULTS // 2
+
+
+def test_heaps_of_further_threads_are_too_small() -> None:
+    """The reason for one heap; where this fails, it is not needed any more."""
+    assert new_memory(None, OF_OTHER_THREADS) >= FAULTS
 
 
 @pytest.mark.parametrize("variable", OF_THE_C_LIBRARY)
