@@ -109,6 +109,21 @@ class Coded(click.Group):
         return super().resolve_command(ctx, args)
 
 
+#: Libraries that Beam and Arrow import where they are installed, and no command needs: a third of a
+#: CPU second.  A program that calls dpstream may need them.
+_UNUSED = ("pandas", "pymongo")
+
+
+class _WithoutUnused:
+    """The finder of modules that says of those libraries that they are not installed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Raise if the module is one of them; leave all others to the next finder."""
+        if name in _UNUSED:
+            raise ModuleNotFoundError(f"{name} is not loaded in commands", name=name)
+
+
 #: The fix of options that click refuses.
 _HELP = "type the command with --help"
 
@@ -192,6 +207,7 @@ def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """Entry point of the console script."""
     share_one_heap()
+    sys.meta_path.insert(0, _WithoutUnused)
     threading.excepthook = _print_thread_error
     # Files that libraries make, as charts, are written by their owner alone too.
     os.umask(os.umask(0o077) | 0o022)
