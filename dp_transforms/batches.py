@@ -157,6 +157,25 @@ def shard_release_schema(plan: Plan) -> pa.Schema:
     return pa.schema([*key_fields(plan), pa.field("_id", ID), *_released_fields(plan)])
 
 
+#: Text that is the same in all rows of a release: Arrow's plain text ends at 2 GiB, which 64
+#: characters reach at 33.5 million rows.
+STAMP = pa.dictionary(pa.int8(), pa.string())
+
+
+def sealed_schema(plan: Plan) -> pa.Schema:
+    """Return the columns of a sealed release in memory: those of `release_schema`, stamps once."""
+    schema = release_schema(plan)
+    for name in ("plan_hash", "run_id"):
+        schema = schema.set(schema.get_field_index(name), pa.field(name, STAMP))
+    return schema
+
+
+def with_plain_stamps(part: pa.RecordBatch) -> pa.Table:
+    """Return part of a sealed release with its stamps as text in each row, as it is published."""
+    plain = [f.with_type(pa.string()) if f.type == STAMP else f for f in part.schema]
+    return pa.Table.from_batches([part]).cast(pa.schema(plain, part.schema.metadata))
+
+
 def release_schema(plan: Plan) -> pa.Schema:
     """Return the columns of a published release; values are null where they are not defined."""
     instant = pa.timestamp("us", "UTC")

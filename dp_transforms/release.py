@@ -28,7 +28,7 @@ from dpstream.dp_transforms.batches import (
     ids_of,
     key_fields,
     numpy_view,
-    release_schema,
+    sealed_schema,
     shard_release_schema,
 )
 from dpstream.dp_transforms.noise.prf import Prf
@@ -146,10 +146,10 @@ def seal(
             # A NaN of the arithmetic is a null of the release (a mean over nothing).
             floating = pa.types.is_floating(column.type)
             arrays.append(pc.if_else(pc.is_nan(column), None, column) if floating else column)
-    arrays += [pa.array([identity.plan_hash] * size, pa.string())]
-    arrays += [pa.array([stamped_run_id(plan, identity)] * size, pa.string())]
+    for stamp in (identity.plan_hash, stamped_run_id(plan, identity)):
+        arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
     metadata = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
-    return pa.RecordBatch.from_arrays(arrays, schema=release_schema(plan).with_metadata(metadata))
+    return pa.RecordBatch.from_arrays(arrays, schema=sealed_schema(plan).with_metadata(metadata))
 
 
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:

@@ -40,7 +40,8 @@ class AdmissionRow(NamedTuple):
 
 def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
     """Return one batch as an Arrow IPC stream."""
-    if compression is None:  # the same bytes, without a writer and its growing buffer
+    if compression is None and not any(map(pa.types.is_dictionary, batch.schema.types)):
+        # The same bytes, without a writer and its growing buffer; a writer adds dictionaries.
         return b"".join((batch.schema.serialize(), batch.serialize(), _END))
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)

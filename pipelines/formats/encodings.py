@@ -33,6 +33,7 @@ from pyarrow import csv as pacsv
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.limits import SINK_THREADS
 from dpstream.accounting.places import RELEASE_KINDS, matching_in
+from dpstream.dp_transforms.batches import with_plain_stamps
 from dpstream.pipelines.formats.lines import split
 from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.durable import sweep
@@ -216,6 +217,8 @@ def _quoted(column: pa.StringArray) -> pa.Array:
 
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
+#: Rows of a row group of a Parquet release.
+_GROUP_ROWS = 1 << 20
 #: Rows of a release below which encoding it is more Python than Arrow.
 _WORTH_A_THREAD = 10_000
 
@@ -235,16 +238,18 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
     if kind == "csv":
         return csv_lines(guarded(batch) if guard else batch)
     buffer = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_batches([batch]),
+    writer = pq.ParquetWriter(
         buffer,
-        row_group_size=1 << 20,
+        with_plain_stamps(batch.slice(0, 0)).schema,
         version="2.6",
         data_page_version="1.0",
         compression="zstd",
         compression_level=3,
         write_page_checksum=True,
     )
+    with writer:
+        for begin in range(0, max(1, batch.num_rows), _GROUP_ROWS):
+            writer.write_table(with_plain_stamps(batch.slice(begin, _GROUP_ROWS)), _GROUP_ROWS)
     return buffer.getvalue()
 
 

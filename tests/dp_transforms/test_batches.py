@@ -8,10 +8,12 @@ Steps in their order, runs of them that share a commit, and one sealed object of
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.budget.calibration import calibrate
@@ -35,6 +37,7 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.telemetry import forget_error
+from dpstream.pipelines.formats.encodings import encode
 from dpstream.state.arrow import id_array
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.runs import PLANS
@@ -276,6 +279,27 @@ def test_a_release_is_sorted_by_key_whatever_the_shards(ring: KeyRing) -> None:
     micros = [row.column(n).cast(pa.int64())[0].as_py() for n in ("window_start", "window_end")]
     assert micros == [begin, end] and set(one.column("plan_hash").to_pylist()) == {"ab" * 16}
     assert sealed(ring).num_rows == 0
+
+
+@pytest.mark.slow
+def test_a_release_of_more_rows_than_plain_stamps_can_have(ring: KeyRing, tmp_path: Path) -> None:
+    """64 characters in each of 34 million rows are more than a column of plain text holds."""
+    size = 34_000_000
+    digits = np.char.zfill(np.arange(size).astype("S8"), 8).view(np.uint8)
+    offsets = pa.py_buffer(np.arange(0, 8 * size + 1, 8, dtype=np.int32))
+    keys = pa.Array.from_buffers(pa.string(), size, [None, offsets, pa.py_buffer(digits)])
+    one = np.ones(size)
+    arrays = [keys, id_array(np.zeros((size, 2), np.uint64)), *map(pa.array, (one,) * 4)]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=shard_release_schema(PLAN))
+    file = tmp_path / "release.parquet"
+    identity = msgspec.structs.replace(IDENTITY, plan_hash="ab" * 32)
+    prefix = np.array([1, 2], np.uint64)
+    one_release = release.seal(PLAN, identity, ring.release, prefix, 1, 3, [rows])
+    file.write_bytes(encode(one_release, "parquet"))
+    read = pq.ParquetFile(file)
+    assert read.metadata.num_rows == size and read.schema_arrow.equals(release_schema(PLAN))
+    last = read.read_row_group(read.num_row_groups - 1)
+    assert last["page"][-1].as_py() == "33999999" and last["plan_hash"][-1].as_py() == "ab" * 32
 
 
 def test_a_row_has_an_id_of_its_key_window_and_trigger(ring: KeyRing) -> None:

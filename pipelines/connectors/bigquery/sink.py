@@ -35,7 +35,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import release_schema
+from dpstream.dp_transforms.batches import release_schema, with_plain_stamps
 from dpstream.pipelines.connectors.sink import ControlMessage, ReleaseMessages, WriteOnlySink
 from dpstream.pipelines.formats.encodings import as_hex
 from dpstream.pipelines.jobs.job import Job, load_job
@@ -105,9 +105,10 @@ def message_type(schema: pa.Schema) -> Any:
 
 def rows_of(batch: pa.RecordBatch) -> list[bytes]:
     """Return every row as the bytes of an upsert; the same for the same row."""
-    make = message_type(batch.schema.remove_metadata())
-    table = as_hex(pa.Table.from_batches([batch]))
-    for i, field in enumerate(batch.schema):
+    table = with_plain_stamps(batch)
+    make, schema = message_type(table.schema.remove_metadata()), table.schema
+    table = as_hex(table)
+    for i, field in enumerate(schema):
         if pa.types.is_timestamp(field.type):
             micros = table.column(i).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
             table = table.set_column(i, field.name, micros)
