@@ -65,8 +65,7 @@ def _type(size: int) -> pa.DataType:
 def table_of(schema: pa.Schema, at: Int64, usable: bool, ids: Ids | None) -> pa.Table:
     """Return records of one sort in the form of a part."""
     columns: list[Any] = [
-        pa.array(at[:, place].astype(schema.field(place).type.to_pandas_dtype()))
-        for place in range(at.shape[1])
+        pa.array(at[:, place]).cast(schema.field(place).type) for place in range(at.shape[1])
     ]
     columns.append(pa.array(np.full(len(at), usable)))
     if ids is not None:

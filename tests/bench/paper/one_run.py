@@ -68,7 +68,7 @@ def peak_gib() -> float:
 
 
 #: What the command sets for itself (`pipelines.runners.memory`), here for both sides of a ratio.
-ONE_HEAP = os.environ | {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
 def in_child(module: str, *args: str) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def in_child(module: str, *args: str) -> dict[str, Any]:
     Raises:
         DpstreamError: what the child was refused with, or that it failed.
     """
-    command = [sys.executable, "-W", "ignore", "-m", module, *args]
-    out = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=ONE_HEAP)
+    command, env = [sys.executable, "-W", "ignore", "-m", module, *args], os.environ | ONE_HEAP
+    out = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, env=env)
     try:
         result: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

@@ -247,7 +247,7 @@ def test_every_fault_has_its_place_and_fix() -> None:
     ("changes", "words"),
     [
         ({"complete": False}, "the first ones only (--limit)"),
-        ({"left_out": 7}, "Left out    7 rows"),
+        ({"left_out": 7}, "Left out    7 by query"),
         ({"beyond_contributions": 1_234}, "Not counted 1,234 contributions beyond the bound"),
         ({"usable": 0}, "No record is usable"),
         ({"most_units_up_to_needed": None}, "not counted: too many keys"),
