@@ -15,7 +15,7 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import arrow_numbers, valid_of, values_of
+from dpstream.state.numbers import valid_of, values_of
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
@@ -86,7 +86,7 @@ class Groups:
         new = np.flatnonzero(indices < 0)
         if not self._frozen and (new.size or not self._parts):  # without a row: its types
             indices[new] = len(self._ids) + np.arange(new.size)
-            new_rows = arrow_numbers(new)
+            new_rows = pa.array(new)
             self._parts.append(pa.table([v.take(new_rows) for v in values], names=self._names))
             self._ids = np.concatenate([self._ids, ids[new]])
             self._group_ids = pa.concat_arrays([self._group_ids, packed.take(new_rows)])
@@ -100,9 +100,9 @@ def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
     for column in columns[1:]:
         more, its_values = encoded(column)
         size = np.int64(max(1, len(its_values)))
-        both = pc.dictionary_encode(arrow_numbers(codes * size + more))
+        both = pc.dictionary_encode(pa.array(codes * size + more))
         codes = values_of(both.indices).astype(np.int64)
         pair = values_of(both.dictionary)
-        values = [v.take(arrow_numbers(pair // size)) for v in values]
-        values.append(its_values.take(arrow_numbers(pair % size)))
+        values = [v.take(pa.array(pair // size)) for v in values]
+        values.append(its_values.take(pa.array(pair % size)))
     return codes, values

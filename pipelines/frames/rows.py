@@ -32,7 +32,7 @@ from dpstream.dp_transforms.one_shot import Rows as Values
 from dpstream.dp_transforms.one_shot.groups import Groups, encoded
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
-from dpstream.state.numbers import arrow_numbers, mask, values_of
+from dpstream.state.numbers import mask, values_of
 
 #: Steps that a row is limited to where bounds hold for a group, far beyond any bound: 2^30 of them
 #: add up in 64 bits.
@@ -224,10 +224,10 @@ def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
     codes, values = keys[0][0], [keys[0][1]]
     for more, its_values in keys[1:]:
         size = np.int64(max(1, len(its_values)))
-        both, pair = encoded(pa.chunked_array([arrow_numbers(codes * size + more)]))
+        both, pair = encoded(pa.chunked_array([pa.array(codes * size + more)]))
         codes, at = both, values_of(pair)
-        values = [v.take(arrow_numbers(at // size)) for v in values]
-        values.append(its_values.take(arrow_numbers(at % size)))
+        values = [v.take(pa.array(at // size)) for v in values]
+        values.append(its_values.take(pa.array(at % size)))
     met = np.bincount(codes, minlength=len(values[0])) > 0
     group_codes = groups.codes([pa.chunked_array([v.filter(mask(met))]) for v in values])
     place = np.zeros(len(met), np.int64)
