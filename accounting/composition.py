@@ -118,6 +118,16 @@ class Spend(Protocol):
         """Delta of its thresholds."""
 
 
+class Cost(NamedTuple):
+    """A spend that is no charge yet; see `Spend`."""
+
+    epsilon: float
+    delta: float
+    mu: float | None = None
+    threshold_delta: float = 0.0
+    rho: float | None = None
+
+
 class Total(NamedTuple):
     """Any number of spends, as the few exact sums that their composition needs.
 

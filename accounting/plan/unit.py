@@ -55,7 +55,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.calendars import Calendar
-from dpstream.accounting.composition import Spend, decimal_value
+from dpstream.accounting.composition import Cost, Spend, decimal_value
 from dpstream.accounting.errors import PolicyError
 from dpstream.accounting.fields import FieldType
 from dpstream.accounting.figures import duration, second_text
@@ -255,17 +255,7 @@ class Charged(Spend, Protocol):
         """Range of event times of the records that count."""
 
 
-class _Several(msgspec.Struct, frozen=True):
-    """The cost of one run to several units of a person together."""
-
-    epsilon: float
-    delta: float
-    mu: float | None
-    threshold_delta: float
-    rho: float | None = None
-
-
-class Cost(NamedTuple):
+class UnitCost(NamedTuple):
     """The cost of a run to one unit of an account.
 
     Attributes:
@@ -277,7 +267,7 @@ class Cost(NamedTuple):
     units: int
 
 
-def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
+def cost_to(unit: UnitIdentity, charge: Charged) -> UnitCost:
     """Return the cost of a run to one unit of the account; see the module.
 
     Raises:
@@ -295,7 +285,7 @@ def cost_to(unit: UnitIdentity, charge: Charged) -> Cost:
             "account's unit",
         )
     if own == unit:
-        return Cost(charge, 1)
+        return UnitCost(charge, 1)
     if own.period is None:
         return _cost_of_replacement(charge)
     if unit.period is None:
@@ -363,25 +353,25 @@ def periods_of(unit: UnitIdentity, charge: Charged) -> tuple[int | None, int | N
     return first, None if end is None else -((unit.phase - end) // unit.period)
 
 
-def _cost_of_replacement(charge: Charged) -> Cost:
+def _cost_of_replacement(charge: Charged) -> UnitCost:
     """Return the cost of a run to a part of one of its units."""
-    return Cost(_cost_of_units(charge, 2, None).spend, 2)
+    return UnitCost(_cost_of_units(charge, 2, None).spend, 2)
 
 
-def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
+def _cost_of_units(charge: Charged, units: int, together: int | None) -> UnitCost:
     """Return the cost of a run to several of its units, of which at most ``together`` add up."""
     if units == 1:
-        return Cost(charge, 1)
+        return UnitCost(charge, 1)
     if charge.mu is not None:
         mu = several_mu(charge.mu, units, together)
         thresholds = charge.threshold_delta * units * _UP
         # Its own (epsilon, delta) is not used: the account composes mu and the thresholds' delta.
-        return Cost(_Several(math.inf, charge.delta + thresholds, mu, thresholds), units)
+        return UnitCost(Cost(math.inf, charge.delta + thresholds, mu, thresholds), units)
     if charge.rho is not None and not charge.threshold_delta:
         # Group privacy of zCDP, k^2 rho (Bun and Steinke 2016, proposition 1.9).  Only for Gaussian
         # noise is it proven that not all effects add up (``together``).
         rho = units**2 * charge.rho * _UP
-        return Cost(_Several(math.inf, charge.delta, None, 0.0, rho), units)
+        return UnitCost(Cost(math.inf, charge.delta, rho=rho), units)
     epsilon, delta = _times(charge.epsilon, units), 0.0
     if together == 1:
         # An output depends on two of the units only through other outputs, so k mechanisms compose.
@@ -392,7 +382,7 @@ def _cost_of_units(charge: Charged, units: int, together: int | None) -> Cost:
     elif charge.delta:
         steps = (math.exp(i * charge.epsilon) for i in range(units))
         delta = min(1.0, charge.delta * math.fsum(steps) * _UP)
-    return Cost(_Several(epsilon, delta, None, 0.0), units)
+    return UnitCost(Cost(epsilon, delta), units)
 
 
 def _times(figure: float, units: int) -> float:

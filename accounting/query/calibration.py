@@ -34,11 +34,12 @@ same epsilon where its sd is smaller (``accounting.geometric``).
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from dpstream.accounting import limits
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import InvariantError, UsageError
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.geometric import (
@@ -222,29 +223,13 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
     return {n.part.column: n.sd / (n.part.most * n.part.unit) for n in first}
 
 
-class Cost(NamedTuple):
-    """The cost of a query to one unit; see `accounting.composition.Spend`.
-
-    Attributes:
-        epsilon, delta: the guarantee.
-        mu: of Gaussian noise; ``None``: the cost is plain.
-        threshold_delta: delta of the thresholds, on top of mu's.
-    """
-
-    epsilon: float
-    delta: float
-    mu: float | None
-    threshold_delta: float
-    rho: None = None
-
-
 def cost_of(plan: QueryPlan) -> Cost:
     """Return the cost of a plan whose family is chosen; geometric noise of public groups has delta
     0.
     """
     if plan.mechanism == "gaussian":
         return Cost(plan.epsilon, plan.delta, *mu_of_query(plan))
-    return Cost(plan.epsilon, plan.delta if plan.selects else 0.0, None, 0.0)
+    return Cost(plan.epsilon, plan.delta if plan.selects else 0.0)
 
 
 def mu_of_query(plan: QueryPlan) -> tuple[float, float]:

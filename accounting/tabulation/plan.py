@@ -47,6 +47,7 @@ import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int32, Int64
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import PolicyError, UsageError, instance, required
 from dpstream.accounting.figures import guarantee_pair, up
 from dpstream.accounting.gaussian import brentq
@@ -151,20 +152,6 @@ def _most_shared(alone: Int64, combined: Int64) -> int:
 
 #: Raised with any change of what is measured, drawn or published under the same parameters.
 VERSION = 2
-
-
-class Cost(NamedTuple):
-    """The cost of a record: the guarantee, and the figure that the ledger composes with.
-
-    Attributes:
-        epsilon, delta: of the execution alone; delta is 0 where epsilon is pure.
-        mu, rho: of rounded, of discrete Gaussian noise; with neither it is plain.
-    """
-
-    epsilon: float
-    delta: float
-    mu: float | None = None
-    rho: float | None = None
 
 
 class TablePlan(msgspec.Struct, frozen=True):
@@ -409,7 +396,8 @@ def _guarantee(plan: TablePlan, delta: float) -> dict[str, Any]:
         return {"text": NO_GUARANTEE, "epsilon": None, "delta": None, "mu": None, "rho": None}
     cost = plan.cost(delta)
     words = f"{guarantee_pair(cost.epsilon, cost.delta)}-differential privacy of all tables"
-    return {"text": f"{words}, for one {plan.unit}'s record", **cost._asdict()}
+    figures = {name: getattr(cost, name) for name in ("epsilon", "delta", "mu", "rho")}
+    return {"text": f"{words}, for one {plan.unit}'s record", **figures}
 
 
 def _same_margins(plan: TablePlan, delta: float) -> dict[str, Any]:

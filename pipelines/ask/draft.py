@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.accounting.composition import Cost
+from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.pipelines.ask.folder import Written
 from dpstream.pipelines.formats.receipt import Header, header_of
 from dpstream.state.disk_errors import file_error, file_errors

@@ -28,7 +28,6 @@ import contextlib
 import glob
 import hashlib
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -69,7 +68,7 @@ def files_of(table: Table) -> list[str]:
     with readable(table):
         paths = sorted(matching(table.place))
     paths = [path for path in paths if not os.path.isdir(path)]
-    if not paths or not all(_regular(path) for path in paths):
+    if not paths or not all(map(os.path.isfile, paths)):
         raise no_file(table)
     return [os.path.realpath(path) for path in paths]
 
@@ -210,13 +209,6 @@ def _address(table: Table) -> str:
     role = [] if address.username is None else [("user", unquote(address.username))]
     suffix = "".join(f"\0{key}={value}" for key, value in sorted(role + more))
     return f"{host}\0{address.path}\0{table.remote}{suffix}"
-
-
-def _regular(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False
 
 
 def unreadable(table: Table, error: OSError) -> RunError:

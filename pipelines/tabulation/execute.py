@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.accounting.tabulation.plan import Cost, TablePlan
+from dpstream.accounting.tabulation.plan import TablePlan
 from dpstream.dp_transforms.noise.inputs import combined
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource

@@ -44,12 +44,12 @@ import numpy as np
 import scipy.linalg
 
 from dpstream.accounting.arrays import Float64, Int64
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import UsageError, required
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.geometric import geometric_sd
 from dpstream.accounting.limits import MAX_HISTOGRAM_CELLS, MAX_REAL_SIGMA
 from dpstream.accounting.periods import Room
-from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.query.plan import Family
 from dpstream.accounting.strategies.cells.auto import Plan
 from dpstream.accounting.strategies.cells.products import LatticeStrategy

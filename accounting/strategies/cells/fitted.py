@@ -54,15 +54,9 @@ class FittedTables(Tables):
     """The Gram matrix X = sum_S y_S (R of each attribute in S) x (1 1^T of each other).
 
     Attributes:
-        sizes: cells of each attribute.
-        keys: sets S that are measured.
-        y: (sets,) 1 / s_S^2, > 0.
-        measured: basis of each attribute.
+        measured: basis of each attribute; ``y`` is (sets,) 1 / s_S^2.
     """
 
-    sizes: tuple[int, ...]
-    keys: tuple[tuple[int, ...], ...]
-    y: Float64
     measured: tuple[Basis, ...]
 
     @property

@@ -187,6 +187,7 @@ def _dims(sizes: tuple[int, ...], keys: Iterable[tuple[int, ...]]) -> Float64:
     return np.array([math.prod([less[axis] for axis in key]) for key in keys])
 
 
+@dataclass(frozen=True, eq=False)
 class Tables(Gram):
     """A strategy that measures one residual table for each set of attributes in ``keys``.
 
@@ -260,17 +261,7 @@ class Tables(Gram):
 
 @dataclass(frozen=True, eq=False)
 class Residual(Tables):
-    """The Gram matrix X = N sum_S y_S P_S.
-
-    Attributes:
-        sizes: cells of each attribute.
-        keys: the measured sets S of attributes.
-        y: (sets,) coefficient y_S > 0 of each of these sets.
-    """
-
-    sizes: tuple[int, ...]
-    keys: tuple[tuple[int, ...], ...]
-    y: Float64
+    """The Gram matrix X = N sum_S y_S P_S."""
 
     @property
     @override

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.arrays import Int64
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.gaussian import cdp_eps, epsilon_of
 from dpstream.accounting.limits import MAX_SIGMA
 from dpstream.accounting.mechanisms.laws import MAX_TABLE_SCALE
@@ -195,7 +196,7 @@ def test_charges() -> None:
     assert mu.rho is None and mu.mu is not None and mu.mu >= math.sqrt(12)
     assert mu.epsilon == pytest.approx(epsilon_of(math.sqrt(12), 1e-10), rel=1e-9)
     assert mu.epsilon < rho.epsilon - 1
-    assert planned(persons(definition="puredp")).cost() == (6.0, 0.0, None, None)
+    assert planned(persons(definition="puredp")).cost() == Cost(6.0, 0.0)
     assert planned(households()).cost().rho == 6.0
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.accounting.query.calibration import Cost
 from dpstream.pipelines.ask.acceptance import Request, job_acceptance, requests_acceptance, room_of
 from dpstream.pipelines.ask.draft import (
     MANIFEST,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.accounting.query.calibration import Cost
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.strategies.cells.auto import auto
 from dpstream.accounting.strategies.cells.strategy import identity
 from dpstream.dp_transforms.noise import mixing as noise

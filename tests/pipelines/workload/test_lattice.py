@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.gaussian import mu_of
 from dpstream.accounting.periods import Room
-from dpstream.accounting.query.calibration import Cost
 from dpstream.accounting.strategies.cells.auto import Plan, auto
 from dpstream.accounting.strategies.cells.products import LatticeStrategy, pure
 from dpstream.accounting.workloads.workload import marginals, over
