@@ -34,6 +34,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.state.arrow import to_bytes
+from dpstream.state.numbers import one_array
 from dpstream.state.open import key_schema
 
 ID = pa.binary(16)
@@ -194,6 +195,15 @@ def release_schema(plan: Plan) -> pa.Schema:
     )
 
 
+def position_runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
+    """Encode the positions of rows as a batch's metadata: runs of consecutive positions."""
+    goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
+    first = np.flatnonzero(np.concatenate([[len(offset) > 0], ~goes_on]))
+    rows = np.diff(first, append=len(offset))
+    fields = {PARTITION: partition[first], OFFSET: offset[first], ROWS: rows}
+    return {name: ",".join(map(str, numbers.tolist())).encode() for name, numbers in fields.items()}
+
+
 def empty(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of no rows."""
     return pa.RecordBatch.from_pylist([], schema=schema)
@@ -222,14 +232,10 @@ def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     columns.reverse()
     try:
         # One by one, so that what a column was made of can go: a shard is not there twice.
-        arrays = [_one_array(columns.pop()) for _ in schema]
+        arrays = [one_array(columns.pop()) for _ in schema]
     except pa.ArrowInvalid:
         raise RunError("shards", "a shard's text exceeds 2 GiB", "use more shards") from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def split_by_shard(

@@ -20,7 +20,7 @@ def mask(values: Bool) -> pa.Array:
 
 def values_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a column of numbers without a copy; the number at a NULL is arbitrary."""
-    column = _one(column)
+    column = one_array(column)
     data = [None, column.buffers()[1]]
     present = pa.Array.from_buffers(column.type, len(column), data, offset=column.offset)
     return np.asarray(present.to_numpy())
@@ -28,7 +28,7 @@ def values_of(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
     """Return a column of booleans; False at a NULL."""
-    column = _one(column)
+    column = one_array(column)
     valid, bits = column.buffers()
     flags = _bits(bits, column)
     return flags if valid is None else flags & _bits(valid, column)
@@ -36,14 +36,15 @@ def mask_of(column: pa.Array | pa.ChunkedArray) -> Bool:
 
 def valid_of(column: pa.Array | pa.ChunkedArray) -> Bool:
     """Return (n,) whether each value of a column is not NULL."""
-    column = _one(column)
+    column = one_array(column)
     valid = column.buffers()[0]
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.bool_)
     return np.ones(len(column), np.bool_) if valid is None else _bits(valid, column)
 
 
-def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, without a copy where it is one."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -7,6 +7,8 @@ is.  Texts are taken byte by byte: two spellings of one word are two groups, and
 A module of its own: noise and estimates do without Arrow, which takes long to load.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,12 +17,12 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import valid_of, values_of
+from dpstream.state.numbers import one_array, valid_of, values_of
 
 
-def encoded(column: pa.ChunkedArray) -> tuple[Int64, pa.Array]:
+def encoded(column: pa.Array | pa.ChunkedArray) -> tuple[Int64, pa.Array]:
     """Return (rows,) codes of a column's values, NULL among them, and the values by code."""
-    coded = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
+    coded = pc.dictionary_encode(one_array(column), null_encoding="encode")
     return values_of(coded.indices).astype(np.int64), coded.dictionary
 
 
@@ -75,7 +77,7 @@ class Groups:
         """Return (rows,) codes of rows of values; -1 for a value that is not a public group."""
         if not self._names:
             raise ValueError("there are no group columns")
-        codes, values = _distinct(columns)
+        codes, values = distinct(map(encoded, columns))
         ids = keyed(self._prf, self._kinds, values)
         packed = pa.Array.from_buffers(pa.binary(16), len(ids), [None, pa.py_buffer(ids.tobytes())])
         if not len(self._group_ids) and not self._frozen:
@@ -93,16 +95,18 @@ class Groups:
         return np.asarray(indices[codes])
 
 
-def _distinct(columns: list[pa.ChunkedArray]) -> tuple[Int64, list[pa.Array]]:
-    """Return (rows,) codes of rows of several columns, and each column's values by code."""
-    codes, first = encoded(columns[0])
+def distinct(columns: Iterator[tuple[Int64, pa.Array]]) -> tuple[Int64, list[pa.Array]]:
+    """Return (rows,) codes of rows of several columns, and each column's values by code.
+
+    Args:
+        columns: one or more, as `encoded` gives them.
+    """
+    codes, first = next(columns)
     values = [first]
-    for column in columns[1:]:
-        more, its_values = encoded(column)
+    for more, its_values in columns:
         size = np.int64(max(1, len(its_values)))
-        both = pc.dictionary_encode(pa.array(codes * size + more))
-        codes = values_of(both.indices).astype(np.int64)
-        pair = values_of(both.dictionary)
+        codes, both = encoded(pa.array(codes * size + more))
+        pair = values_of(both)
         values = [v.take(pa.array(pair // size)) for v in values]
         values.append(its_values.take(pa.array(pair % size)))
     return codes, values

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import instance
-from dpstream.dp_transforms.batches import OFFSET, PARTITION, ROWS
+from dpstream.dp_transforms.batches import position_runs
 from dpstream.pipelines.formats.lines import split
 from dpstream.pipelines.formats.rows import Reason, Rows, unreadable
 from dpstream.pipelines.formats.texts import (
@@ -122,17 +122,6 @@ def positioned_runs(rows: Located, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most ``batch_rows`` rows with the positions of their runs as metadata."""
     batch = instance(rows.result, pa.RecordBatch)
     for start in range(0, batch.num_rows, batch_rows):
-        partition = rows.partition[start : start + batch_rows]
-        offset = rows.offset[start : start + batch_rows]
-        breaks = (np.diff(offset) != 1) | (np.diff(partition) != 0)
-        at = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-        where = {
-            PARTITION: _text(partition[at]),
-            OFFSET: _text(offset[at]),
-            ROWS: _text(np.diff(at, append=len(offset))),
-        }
+        span = slice(start, start + batch_rows)
+        where = position_runs(rows.partition[span], rows.offset[span])
         yield batch.slice(start, batch_rows).replace_schema_metadata(where)
-
-
-def _text(numbers: Int64) -> bytes:
-    return ",".join(map(str, numbers.tolist())).encode()

@@ -29,10 +29,10 @@ from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot import Partials
 from dpstream.dp_transforms.one_shot import Rows as Values
-from dpstream.dp_transforms.one_shot.groups import Groups, encoded
+from dpstream.dp_transforms.one_shot.groups import Groups, distinct, encoded
 from dpstream.dp_transforms.one_shot.partials import MAX_PARTIALS, pairs
 from dpstream.pipelines.frames.question import Question
-from dpstream.state.numbers import mask, values_of
+from dpstream.state.numbers import mask
 
 #: Steps that a row is limited to where bounds hold for a group, far beyond any bound: 2^30 of them
 #: add up in 64 bits.
@@ -208,26 +208,20 @@ def _coded(
         typed: returns canonical values and the mask of distinct ones.
     """
     try:
-        codes, spelled = encoded(pa.chunked_array([laid_out(column)]))
+        codes, spelled = encoded(laid_out(column))
     except pa.ArrowException:
         raise UsageError(
             "data", "has a column of more than 2 GiB of text", "ask it by `dpstream sql`"
         ) from None
     canonical, fits = typed(spelled, kind)
     # Two spellings of one text are one value.
-    again, values = encoded(pa.chunked_array([canonical]))
+    again, values = encoded(canonical)
     return again[codes], values, fits[codes]
 
 
 def _groups(keys: Sequence[tuple[Int64, pa.Array]], groups: Groups) -> Int64:
     """Return (rows,) codes of the groups; each distinct group is looked up once."""
-    codes, values = keys[0][0], [keys[0][1]]
-    for more, its_values in keys[1:]:
-        size = np.int64(max(1, len(its_values)))
-        both, pair = encoded(pa.chunked_array([pa.array(codes * size + more)]))
-        codes, at = both, values_of(pair)
-        values = [v.take(pa.array(at // size)) for v in values]
-        values.append(its_values.take(pa.array(at % size)))
+    codes, values = distinct(iter(keys))
     met = np.bincount(codes, minlength=len(values[0])) > 0
     group_codes = groups.codes([pa.chunked_array([v.filter(mask(met))]) for v in values])
     place = np.zeros(len(met), np.int64)

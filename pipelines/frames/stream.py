@@ -32,8 +32,7 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import WeakGuaranteeWarning, weaknesses
 from dpstream.dp_transforms import flow
-from dpstream.dp_transforms.batches import OFFSET, PARTITION
-from dpstream.dp_transforms.batches import ROWS as RUNS
+from dpstream.dp_transforms.batches import OFFSET, PARTITION, position_runs
 from dpstream.dp_transforms.flow import Output
 from dpstream.dp_transforms.ingest.columns import identity, instant
 from dpstream.dp_transforms.ingest.records import canonical_public_keys
@@ -293,7 +292,7 @@ class ToBatch:
             partition = _positions("partition", arrays[self._partition])
             if len(partition) and int(partition.max()) >= 1 << 31:
                 raise UsageError("partition", "must be below 2^31", "number the partitions")
-        return batch.replace_schema_metadata(runs(partition, offset))
+        return batch.replace_schema_metadata(position_runs(partition, offset))
 
 
 def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
@@ -307,15 +306,6 @@ def kinds_of(plan: Plan) -> dict[str, pa.DataType]:
     if plan.stamp != "event_time":
         kinds.setdefault(plan.stamp, INSTANT)
     return kinds
-
-
-def runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
-    """Encode the positions of rows as a batch's metadata: runs of consecutive positions."""
-    goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
-    first = np.flatnonzero(np.concatenate([[len(offset) > 0], ~goes_on]))
-    rows = np.diff(first, append=len(offset))
-    fields = {PARTITION: partition[first], OFFSET: offset[first], RUNS: rows}
-    return {name: b",".join(b"%d" % n for n in numbers) for name, numbers in fields.items()}
 
 
 def _positions(argument: str, column: pa.Array) -> Int64:

@@ -7,10 +7,8 @@ views over their files (or come as Arrow from a database), each column of the ca
 does not fit its type is NULL.  DuckDB's own error texts quote values and never leave this module.
 """
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +20,7 @@ from dpstream.pipelines.formats.rows import CUT_OFF, Rows
 from dpstream.pipelines.tables.arrow import arrow_schema, parts_of
 from dpstream.pipelines.tables.catalog import Table, Tables
 from dpstream.pipelines.tables.databases import SENTINEL, readers
+from dpstream.pipelines.tables.duckdb_errors import coded
 from dpstream.pipelines.tables.files import (
     Piece,
     allow_paths,
@@ -36,7 +35,6 @@ from dpstream.pipelines.tables.files import (
     typed,
 )
 from dpstream.state.connecting import Closing
-from dpstream.state.disk_errors import failed_read
 
 
 class FileRows:
@@ -160,7 +158,7 @@ class Engine(Closing):
         }
         self._db = duckdb.connect(":memory:", config=config)
         try:
-            with _coded(self._paths):
+            with coded(self._paths, too_large(), not_run()):
                 self._register(empty)
         except BaseException:
             self._db.close()
@@ -183,7 +181,7 @@ class Engine(Closing):
 
     def register(self, name: str, rows: pa.Table) -> None:
         """Add a table of rows that are public."""
-        with _coded([]):
+        with coded([], too_large(), not_run()):
             self._db.register(name, rows)
 
     def run(self, query: exp.Expr | str) -> pa.Table:
@@ -196,7 +194,7 @@ class Engine(Closing):
         for each in self._texts:
             each.failure = None  # of an earlier query
         try:
-            with _coded(self._paths):
+            with coded(self._paths, too_large(), not_run()):
                 return self._db.sql(text).to_arrow_table()
         except RunError as error:
             failures = [each.failure for each in self._texts]
@@ -303,26 +301,6 @@ def not_run() -> RunError:
         "cannot be run by DuckDB in its rewritten form",
         "give operands one type by CAST, check patterns and the files of the tables",
     )
-
-
-@contextlib.contextmanager
-def _coded(paths: list[str]) -> Iterator[None]:
-    """DuckDB's errors as coded ones, without their texts and causes.
-
-    Args:
-        paths: the files that it reads.
-    """
-    try:
-        yield
-    except duckdb.IOException:
-        failure: DpstreamError = failed_read("statement", map(Path, paths))
-    except (duckdb.OutOfMemoryException, pa.ArrowMemoryError):
-        failure = too_large()
-    except (duckdb.Error, pa.ArrowException, UnicodeError):
-        failure = not_run()
-    else:
-        return
-    raise failure from None
 
 
 def _values_query(table: Table, given: pa.Table) -> str:

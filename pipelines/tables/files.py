@@ -47,7 +47,7 @@ from dpstream.pipelines.formats.parquet import check_whole, refuse_large
 from dpstream.pipelines.formats.texts import csv_header
 from dpstream.pipelines.tables.catalog import TYPES, Catalog, Table, sqlite_file
 from dpstream.state import disk_errors
-from dpstream.state.sqlite.database import Subject, open_file, refused, sqlite3
+from dpstream.state.sqlite.database import Subject, has_log, open_file, refused, sqlite3
 
 #: Parameters of a server's address that say how to get in, and nothing of the rows.
 _SECRET = ("password", "passfile", "ssl")
@@ -63,8 +63,8 @@ def files_of(table: Table) -> list[str]:
         return []
     if table.kind == "sqlite":
         path = os.path.abspath(sqlite_path(table))
-        log = f"{path}-wal"  # what was committed and is not in the file yet
-        return [path, *([log] if _filled(log) else [])]
+        # What was committed and is not in the file yet.
+        return [path, *([f"{path}-wal"] if has_log(path, "wal") else [])]
     with readable(table):
         paths = sorted(matching(table.place))
     paths = [path for path in paths if not os.path.isdir(path)]
@@ -115,7 +115,7 @@ def sqlite_path(table: Table) -> str:
         DpstreamError: that is not possible.
     """
     path = sqlite_file(table.place)
-    if _filled(f"{path}-journal"):
+    if has_log(path, "journal"):
         try:
             with contextlib.closing(open_file(path)) as db:
                 db.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -188,14 +188,6 @@ def stamps(catalog: Catalog, names: Iterable[str]) -> list[tuple[str, int, int, 
             of_file = own if catalog.tables[name].kind in FILE_KINDS else (0, 0)
             out.append((path, status.st_size, status.st_mtime_ns, *of_file))
     return out
-
-
-def _filled(log: str) -> bool:
-    """Whether a log has something; whoever reads a database may leave an empty one behind."""
-    try:
-        return os.path.getsize(log) > 0
-    except OSError:
-        return False
 
 
 def _address(table: Table) -> str:

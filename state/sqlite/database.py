@@ -24,7 +24,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
 from dpstream.accounting.limits import BUSY_SECONDS
@@ -356,7 +356,9 @@ def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
         return cause or (disk_errors.UNKNOWN if path is None else disk_errors.PASSING)
     if not code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return disk_errors.UNKNOWN
-    if code == "SQLITE_READONLY_ROLLBACK" or (cause is not None and cause.choice and _hot(path)):
+    if code == "SQLITE_READONLY_ROLLBACK" or (
+        cause is not None and cause.choice and path is not None and has_log(path, "journal")
+    ):
         why = f": {cause.reason}" if cause is not None else ""
         return disk_errors.Cause(
             "a process was stopped in the middle of a change, and its journal cannot be "
@@ -384,9 +386,9 @@ def _is_read_only(path: Path) -> bool:
     return False
 
 
-def _hot(path: Path | None) -> bool:
-    """Whether a journal is left beside the file."""
+def has_log(path: str | Path, log: Literal["journal", "wal"]) -> bool:
+    """Return whether a log of a database has something; who reads may leave an empty one behind."""
     try:
-        return path is not None and os.stat(f"{path}-journal").st_size > 0
+        return os.path.getsize(f"{path}-{log}") > 0
     except OSError:
         return False

@@ -22,7 +22,8 @@ times as fast: for sessions of many queries.
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +47,10 @@ from dpstream.pipelines.session.records.parts import (
     reading,
     stamp_of,
 )
+from dpstream.pipelines.tables.duckdb_errors import coded
 from dpstream.pipelines.tables.files import allow_paths, read_parquet
 from dpstream.state.connecting import Closing
-from dpstream.state.disk_errors import decode_error, failed_read
+from dpstream.state.disk_errors import decode_error
 
 #: Entries of a list that is looked up; rows of the small table of boxes; boxes that are an OR.
 MAX_LIST, MAX_ROWS, FEW = 1 << 14, 1 << 20, 2
@@ -402,21 +404,7 @@ def _coordinates(paths: list[str], extent: Int64) -> Int64:
     return np.stack([low, high], axis=1)
 
 
-@contextlib.contextmanager
-def _coded(paths: list[str]) -> Iterator[None]:
-    """Replace DuckDB's errors by coded ones, without their texts and causes.
-
-    Args:
-        paths: the files that it reads.
-    """
-    try:
-        yield
-    except duckdb.IOException:
-        failure = failed_read("table", map(Path, paths))
-    except duckdb.OutOfMemoryException:
-        failure = RunError("table", "needs more memory than it may have", "ask for fewer cells")
-    except duckdb.Error:
-        failure = RunError("table", "cannot be scanned", "check memory and disk")
-    else:
-        return
-    raise failure from None
+def _coded(paths: list[str]) -> AbstractContextManager[None]:
+    """Replace DuckDB's errors while it scans these files."""
+    large = RunError("table", "needs more memory than it may have", "ask for fewer cells")
+    return coded(paths, large, RunError("table", "cannot be scanned", "check memory and disk"))

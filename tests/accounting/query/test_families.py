@@ -12,11 +12,11 @@ import pytest
 from scipy.stats import norm
 
 from dpstream.accounting.arrays import Float64
+from dpstream.accounting.composition import Cost
 from dpstream.accounting.errors import InvariantError
 from dpstream.accounting.periods import Room
 from dpstream.accounting.query.bounds import BoundsDesign, design_bounds
 from dpstream.accounting.query.calibration import (
-    Cost,
     PartNoise,
     QueryBudget,
     allocate_query,

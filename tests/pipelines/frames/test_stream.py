@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpstream
-from dpstream.dp_transforms.batches import OFFSET, PARTITION
+from dpstream.dp_transforms.batches import OFFSET, PARTITION, position_runs
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import positions
 from dpstream.pipelines.frames.stream import (
@@ -36,7 +36,6 @@ from dpstream.pipelines.frames.stream import (
     column_of,
     instants_of,
     kinds_of,
-    runs,
 )
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
@@ -405,7 +404,7 @@ def test_runs_say_where_every_row_stands(places: list[tuple[int, int]]) -> None:
     offset = np.array([o for _, o in places], np.int64)
     batch = pa.record_batch({"x": pa.array([0] * len(places))})
     if places:
-        row_positions = positions(batch.replace_schema_metadata(runs(partition, offset)))
+        row_positions = positions(batch.replace_schema_metadata(position_runs(partition, offset)))
         assert [tuple(p) for p in np.stack(row_positions, axis=1)] == places
 
 
