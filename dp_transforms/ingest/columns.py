@@ -91,11 +91,15 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def identity_kind(kind: pa.DataType) -> str | None:
-    """Return which of ``ids.ID_KINDS`` values of a type are; ``None``: no identity."""
+def identity_kind(kind: pa.DataType, null: str | None = "string") -> str | None:
+    """Return which of ``ids.ID_KINDS`` values of a type are; ``None``: no identity.
+
+    Args:
+        null: the kind of a column of which every value is NULL.
+    """
     types, kind = pa.types, value_type(kind)
     tests = {
-        "string": (types.is_string, types.is_large_string, types.is_string_view, types.is_null),
+        "string": (types.is_string, types.is_large_string, types.is_string_view),
         "bytes": (
             types.is_binary,
             types.is_large_binary,
@@ -108,7 +112,8 @@ def identity_kind(kind: pa.DataType) -> str | None:
         "timestamp": (types.is_timestamp,),
         "decimal": (types.is_decimal,),
     }
-    return next((name for name, fits in tests.items() if any(test(kind) for test in fits)), None)
+    other = null if types.is_null(kind) else None
+    return next((name for name, fits in tests.items() if any(test(kind) for test in fits)), other)
 
 
 class Named(NamedTuple):

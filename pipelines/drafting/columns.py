@@ -22,7 +22,7 @@ from dpstream.accounting.places import (
     file_kind,
     matching,
 )
-from dpstream.dp_transforms.ingest.columns import named_columns, value_type
+from dpstream.dp_transforms.ingest.columns import identity_kind, named_columns, value_type
 from dpstream.pipelines.formats.columnar import schema_of
 from dpstream.pipelines.formats.compression import (
     plain_by_name,
@@ -31,7 +31,7 @@ from dpstream.pipelines.formats.compression import (
 from dpstream.pipelines.formats.lines import BrokenFileError
 from dpstream.pipelines.formats.texts import COMMAS, csv_header
 from dpstream.pipelines.project.sections import CsvSection
-from dpstream.pipelines.tables.catalog import sql_type
+from dpstream.pipelines.tables.catalog import UNIT_TYPES, sql_type
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "FILE"
@@ -185,23 +185,11 @@ def text_column(name: str) -> Column:
 
 def column_of(name: str, kind: pa.DataType) -> Column:
     """Return the possible roles in a job of a column of an Arrow type."""
-    types = pa.types
-    kind = value_type(kind)
-    text = types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view()
-    binary = types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view()
-    integral, real = types.is_integer(kind), types.is_floating(kind) or types.is_decimal(kind)
-    identity: FieldType | None = None
-    if text:
-        identity = "string"
-    elif integral:
-        identity = "int"
-    elif types.is_boolean(kind):
-        identity = "bool"
-    elif binary or types.is_fixed_size_binary(kind):
-        identity = "bytes"
-    time = None
-    if types.is_timestamp(kind) or types.is_date(kind):
-        time = "instant"
-    elif text or integral or types.is_floating(kind):
-        time = "text" if text else "ticks"
-    return Column(name, identity, time, integral or real, sql_type(kind))
+    of, is_real = identity_kind(kind, null=None), pa.types.is_floating(value_type(kind))
+    identity = next((each for each in UNIT_TYPES if each == of), None)
+    time = "ticks" if is_real else _TIMES.get(of or "")
+    return Column(name, identity, time, is_real or of in ("int", "decimal"), sql_type(kind))
+
+
+#: What a time of each kind of values is.
+_TIMES = {"timestamp": "instant", "date": "instant", "string": "text", "int": "ticks"}

@@ -147,18 +147,17 @@ def period_of(field: str, length: str, zone: str, start: str | None) -> tuple[in
     check_zone(field, zone)
     period = _length(field, length)
     calendar = Calendar.of(period.unit, zone)
-    day = calendar.beginnings(np.zeros(1, np.int64))[0]
-    if start is not None:
-        day = _instant("--start", start, calendar)
-    first = calendar.number(int(day))
-    if start is not None and calendar.beginnings(np.array([first]))[0] != day:
+    if start is None:
+        return period.number, 0, calendar
+    day = _instant("--start", start, calendar)
+    first = calendar.number(day)
+    if calendar.beginnings(np.array([first]))[0] != day:
         raise UsageError(
             "--start",
             f"is not the beginning of a {period.unit} in {zone}",
             "write the first day of one",
         )
-    if start is not None:
-        _check_named("--start", field, length, calendar, int(day))
+    _check_named("--start", field, length, calendar, day)
     return period.number, first % period.number, calendar
 
 

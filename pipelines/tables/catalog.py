@@ -41,6 +41,7 @@ from dpstream.state.disk_errors import decode_error, file_errors
 from dpstream.state.ledger.open import AccountPlace, file_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from sqlglot import exp
 
 #: Types of columns, as statements name them, with DuckDB's names of them.
@@ -197,31 +198,23 @@ def is_unsigned(place: str, column: str, kind: str) -> bool:
     return any(each.name.lower() == column and each.type == pa.uint64() for each in columns)
 
 
-def sql_type(kind: object) -> str | None:
+def sql_type(kind: "pa.DataType") -> str | None:
     """Return the SQL type of an Arrow type; ``None`` if it has none here."""
     import pyarrow.types as of
 
-    if of.is_dictionary(kind):
-        return sql_type(kind.value_type)  # type: ignore[attr-defined]
-    if hasattr(kind, "storage_type"):
-        return sql_type(kind.storage_type)
-    tests = {
-        "INT64": lambda t: of.is_integer(t) and not of.is_uint64(t),
-        "NUMERIC": lambda t: of.is_decimal(t) or of.is_uint64(t),
-        "FLOAT64": of.is_floating,
-        "BOOL": of.is_boolean,
-        "STRING": lambda t: of.is_string(t) or of.is_large_string(t) or of.is_string_view(t),
-        "BYTES": lambda t: (
-            of.is_binary(t)
-            or of.is_large_binary(t)
-            or of.is_binary_view(t)
-            or of.is_fixed_size_binary(t)
-        ),
-        "DATE": of.is_date,
-        "TIMESTAMP": lambda t: of.is_timestamp(t) and t.tz is not None,
-        "DATETIME": lambda t: of.is_timestamp(t) and t.tz is None,
+    from dpstream.dp_transforms.ingest.columns import identity_kind, value_type
+
+    kind = value_type(kind)
+    names = {
+        "int": "NUMERIC" if of.is_uint64(kind) else "INT64",
+        "decimal": "NUMERIC",
+        "bool": "BOOL",
+        "string": "STRING",
+        "bytes": "BYTES",
+        "date": "DATE",
+        "timestamp": "DATETIME" if getattr(kind, "tz", None) is None else "TIMESTAMP",
     }
-    return next((name for name, test in tests.items() if test(kind)), None)
+    return "FLOAT64" if of.is_floating(kind) else names.get(identity_kind(kind, null=None) or "")
 
 
 #: What a released relation is called where its answer is worked on.

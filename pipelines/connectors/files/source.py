@@ -148,7 +148,10 @@ def read_group(
     """
     kind = group[0][0]
     if len(group) == 1:
-        yield from _alone(group[0], columns, batch_rows, csv)
+        try:
+            yield from placed(read_piece(group[0], columns, csv), group[0][1], batch_rows)
+        except OSError as error:
+            raise unreadable(group[0][1], error) from None
         return
     if kind in COLUMNAR:
         dead = list[ReadRows]()
@@ -176,15 +179,6 @@ def batches(job: Job) -> Iterator[pa.RecordBatch]:
 def _all_of(job: Job) -> Iterator[ReadRows]:
     for group in groups(job):
         yield from read_group(group, job.columns, job.batch_rows, job.reading.csv)
-
-
-def _alone(
-    piece: Piece, columns: tuple[str, ...], batch_rows: int, csv: CsvSection
-) -> Iterator[ReadRows]:
-    try:
-        yield from placed(read_piece(piece, columns, csv), piece[1], batch_rows)
-    except OSError as error:
-        raise unreadable(piece[1], error) from None
 
 
 def _many_parquet(

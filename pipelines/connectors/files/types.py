@@ -17,7 +17,7 @@ import pyarrow as pa
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field
 from dpstream.accounting.places import COLUMNAR, FileKind
-from dpstream.dp_transforms.ingest.columns import named_columns, value_type
+from dpstream.dp_transforms.ingest.columns import identity_kind, named_columns, value_type
 from dpstream.pipelines.formats.columnar import schema_of
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.lines import BrokenFileError
@@ -186,7 +186,7 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
     """
 
     def fix(kind: pa.DataType) -> str:
-        declared = _declared(kind)
+        declared = _DECLARED.get(identity_kind(kind, null=None) or "")
         names_records = where == "table.record_id"  # which a boolean cannot
         if declared is not None and not (names_records and declared == "bool"):
             if form is None:
@@ -197,7 +197,10 @@ def _identity(where: str, form: str | None, field: Field, job: Job) -> _Role:
             return f"name one of its parts, as '{field.column}.{kind.field(0).name}'"
         return f"use a column of text or whole numbers, or {_cast(job, field.column, 'VARCHAR')}"
 
-    return _Role(where, field.column, _FITS[field.type], _NEED.format(field.type), fix)
+    def fits(kind: pa.DataType) -> bool:
+        return identity_kind(kind, null=None) in _FITS[field.type]
+
+    return _Role(where, field.column, fits, _NEED.format(field.type), fix)
 
 
 _NEED = "is declared '{}'"
@@ -259,44 +262,22 @@ def _counts(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(_types.is_string(kind) or _types.is_large_string(kind) or kind == pa.string_view())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(
-        _types.is_binary(kind)
-        or _types.is_large_binary(kind)
-        or _types.is_fixed_size_binary(kind)
-        or kind == pa.binary_view()
-    )
+    return identity_kind(kind, null=None) == "string"
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
     return bool(_types.is_integer(kind) or _types.is_floating(kind) or _types.is_decimal(kind))
 
 
-#: Types that may give values of each declared type.
-_FITS: dict[str, Callable[[pa.DataType], bool]] = {
-    "string": lambda kind: _is_text(kind) or _is_bytes(kind),
-    "bytes": lambda kind: _is_text(kind) or _is_bytes(kind),
-    "int": lambda kind: _is_whole(kind) or _is_text(kind),
-    "bool": lambda kind: bool(_types.is_boolean(kind)) or _is_text(kind),
+#: Kinds that may give values of each declared type.
+_FITS = {
+    "string": ("string", "bytes"),
+    "bytes": ("string", "bytes"),
+    "int": ("int", "decimal", "string"),
+    "bool": ("bool", "string"),
 }
-
-
-def _is_whole(kind: pa.DataType) -> bool:
-    return bool(_types.is_integer(kind) or _types.is_decimal(kind))
-
-
-def _declared(kind: pa.DataType) -> str | None:
-    """What to declare for a type."""
-    if _is_whole(kind):
-        return "int"
-    if _types.is_boolean(kind):
-        return "bool"
-    if _is_text(kind):
-        return "string"
-    return "bytes" if _is_bytes(kind) else None
+#: What to declare for each kind.
+_DECLARED = {kind: kind for kind in ("string", "int", "bool", "bytes")} | {"decimal": "int"}
 
 
 def _type_name(kind: pa.DataType) -> str:

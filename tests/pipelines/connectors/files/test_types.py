@@ -1,5 +1,6 @@
 """Types against a schema: what can give no record is refused, and nothing else is."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,10 +56,11 @@ def test_identities_are_refused_where_no_row_would_be_one(
     if not pa.types.is_nested(array.type):
         assert fits(role, array.dictionary_encode()) is fits(role, array)
     if not fits(role, array):
-        proposal = types._declared(array.type)
-        if proposal is not None and proposal != declared:  # what is proposed is usable
-            assert columns.identity(array, proposal)[1].all()
-            assert f'type = "{proposal}"' in role.fix(array.type)
+        proposal = re.search('type = "(.+)"', role.fix(array.type))
+        none = ("double", "date", "timestamp", "time", "list", "struct", "null")
+        assert (proposal is None) is (name in none)
+        if proposal is not None and proposal[1] != declared:  # what is proposed is usable
+            assert columns.identity(array, proposal[1])[1].all()
 
 
 @pytest.mark.parametrize("name", ARRAYS)
