@@ -64,7 +64,7 @@ def columns_of(data: Any, named: Mapping[str, Sequence[str]]) -> dict[str, pa.Ch
                 "is a pandas column of periods, whose values are numbers in Arrow",
                 "make it text: .astype(str)",
             )
-        if of_library == "object" and not _is_text(kind):
+        if of_library == "object" and identity_kind(kind) != "string":
             raise UsageError(
                 argument,
                 "is a pandas column of objects that are not text: one row would decide its type",
@@ -207,10 +207,6 @@ def _read(
 def _stored(kind: Any) -> str:
     """The library's name of a column's type, or of its categories'."""
     return str(getattr(getattr(kind, "categories", None), "dtype", kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_null(kind) or identity_kind(kind) == "string"
 
 
 def _unknown(argument: str) -> UsageError:

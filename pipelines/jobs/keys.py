@@ -201,11 +201,15 @@ class CellDomain(NamedTuple):
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the cell of each row, null for none."""
         flat = codes(self.sizes, self.codes(batch))
-        column = pa.array(flat, mask=flat < 0)
-        at = batch.schema.get_field_index(CELL.column)
-        if at < 0:
-            return batch.append_column(CELL.column, column)
-        return batch.set_column(at, CELL.column, column)
+        return put_cells(batch, pa.array(flat, mask=flat < 0))
+
+
+def put_cells(batch: pa.RecordBatch, cells: pa.Array) -> pa.RecordBatch:
+    """Return a batch with this column of cells, in the place of one that it has."""
+    at = batch.schema.get_field_index(CELL.column)
+    if at < 0:
+        return batch.append_column(CELL.column, cells)
+    return batch.set_column(at, CELL.column, cells)
 
 
 class JobCells(NamedTuple):

@@ -44,7 +44,14 @@ from dpstream.pipelines.connectors.query import apply_query
 from dpstream.pipelines.formats.receipt import answered_now, encoded, header_of
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.keys import CELL, CellDomain, JobCells, cell_key, domain_digest
+from dpstream.pipelines.jobs.keys import (
+    CELL,
+    CellDomain,
+    JobCells,
+    cell_key,
+    domain_digest,
+    put_cells,
+)
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.copying import place_beside
 from dpstream.pipelines.workload import lattice
@@ -275,11 +282,8 @@ def _packed(domain: CellDomain, batch: pa.RecordBatch) -> pa.RecordBatch:
         pa.large_binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     )
     outside = pa.array((codes < 0).any(axis=0))
-    column = pa.compute.if_else(outside, pa.scalar(None, pa.large_binary()), blobs)
-    at = batch.schema.get_field_index(CELL.column)
-    if at < 0:
-        return batch.append_column(CELL.column, column)
-    return batch.set_column(at, CELL.column, column)
+    null = pa.scalar(None, pa.large_binary())
+    return put_cells(batch, pa.compute.if_else(outside, null, blobs))
 
 
 class Mechanism(NamedTuple):
