@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.arrays import Bool, Float64, Int64
 from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.limits import MAX_KEY_BYTES
-from dpstream.state.numbers import mask, mask_of, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, constant, mask, mask_of, valid_of, values_of
 
 _INT_TEXT = r"^[+-]?[0-9]{1,20}$"
 _FLOAT_TEXT = r"^[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?$"
@@ -203,18 +203,19 @@ def _dates(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_date32(column.type):
         return _fill_bits(column), valid_of(column)
     if not pa.types.is_date64(column.type):
-        return _none(column, pa.date32(), 0)
+        return arrow_numbers(np.zeros(len(column), np.int32)).view(pa.date32()), _never(column)
     ok = valid_of(column)
     millis = values_of(_fill_bits(column).view(pa.int64()))
     days = millis // _MILLIS_PER_DAY
     ok &= (days * _MILLIS_PER_DAY == millis) & (days == days.astype(np.int32))
-    return pa.array(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
+    return arrow_numbers(np.where(ok, days, 0).astype(np.int32)).view(pa.date32()), ok
 
 
 def _instants(column: pa.Array) -> tuple[pa.Array, Bool]:
     """The same ticks as UTC: a zone only says how an instant is shown."""
     if not pa.types.is_timestamp(column.type):
-        return _none(column, pa.timestamp("us", "UTC"), 0)
+        zeros = arrow_numbers(np.zeros(len(column), np.int64))
+        return zeros.view(pa.timestamp("us", "UTC")), _never(column)
     utc = pa.timestamp(column.type.unit, "UTC")
     return _fill_bits(column.view(utc)), valid_of(column)
 
@@ -224,7 +225,9 @@ def _decimals(column: pa.Array) -> tuple[pa.Array, Bool]:
     if pa.types.is_integer(kind):
         return _fill_bits(column).cast(pa.decimal128(20, 0)), valid_of(column)
     if not pa.types.is_decimal(kind):
-        return _none(column, pa.decimal128(20, 0), 0)
+        return arrow_numbers(np.zeros(len(column), np.int64)).cast(pa.decimal128(20, 0)), _never(
+            column
+        )
     if kind.bit_width < 128:
         column = column.cast(pa.decimal128(kind.precision, kind.scale))
     return _fill_bits(column), valid_of(column)
@@ -234,7 +237,11 @@ def _fill_bits(column: pa.Array) -> pa.Array:
     """Zero in the place of null."""
     if column.null_count == 0:
         return column
-    return column.fill_null(pa.scalar(0, column.type))
+    return column.fill_null(constant(0, column.type))
+
+
+def _never(column: pa.Array) -> Bool:
+    return np.zeros(len(column), np.bool_)
 
 
 def _text(column: pa.Array) -> tuple[pa.Array, Bool]:
@@ -292,11 +299,11 @@ def _integers(column: pa.Array, hashed: bool = False) -> tuple[pa.Array, Bool]:
         values = np.zeros(len(column), np.int64)
         wide = _fill(column, ok, "0")
         values, fits = _parse_int(wide, hashed)
-        return pa.array(values), ok & fits
+        return arrow_numbers(values), ok & fits
     if pa.types.is_integer(kind):
         ok = valid_of(column)
         if kind == pa.uint64() and hashed:
-            return pa.array(values_of(_fill(column, ok, 0)).view(np.int64)), ok
+            return arrow_numbers(values_of(_fill(column, ok, 0)).view(np.int64)), ok
         if kind == pa.uint64():
             ok &= values_of(column) < np.uint64(1 << 63)
         return _fill(column, ok, 0).cast(pa.int64()), ok
@@ -304,7 +311,7 @@ def _integers(column: pa.Array, hashed: bool = False) -> tuple[pa.Array, Bool]:
         floats = _floats(column.cast(pa.float64()))
         ok = np.isfinite(floats) & (np.abs(floats) < _EXACT_FLOAT)
         ok &= floats == np.floor(np.where(ok, floats, 0.5))
-        return pa.array(np.where(ok, floats, 0).astype(np.int64)), ok
+        return arrow_numbers(np.where(ok, floats, 0).astype(np.int64)), ok
     return _none(column, pa.int64(), 0)
 
 
@@ -438,11 +445,12 @@ def _short(raw: pa.Array) -> Bool:
 def _fill(column: pa.Array, ok: Bool, filler: int | str | bytes) -> pa.Array:
     if ok.all() and column.null_count == 0:
         return column
-    return pc.if_else(mask(ok), column, pa.scalar(filler, column.type))
+    return pc.if_else(mask(ok), column, constant(filler, column.type))
 
 
-def _none(column: pa.Array, kind: pa.DataType, filler: int | str | bytes) -> tuple[pa.Array, Bool]:
-    return pa.repeat(pa.scalar(filler, kind), len(column)), np.zeros(len(column), np.bool_)
+def _none(column: pa.Array, kind: pa.DataType, filler: object) -> tuple[pa.Array, Bool]:
+    size = len(column)
+    return pa.array([filler] * size, kind), np.zeros(size, np.bool_)
 
 
 _Reader = Callable[[pa.Array], tuple[pa.Array, Bool]]

@@ -42,7 +42,7 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.libraries import njit
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, valid_of, values_of
 
 Bytes = npt.NDArray[np.uint8]
 #: A component, as (type tag, data bytes, (n+1,) offsets of its rows).
@@ -177,7 +177,7 @@ def _typed_ids(prf: Prf, fields: Sequence[tuple[str, pa.Array]], context: Int64)
                 tags = np.full(len(rows), _TAGS[kind], np.uint8)
                 parts.append((_NULL, tags, np.arange(len(rows) + 1)))
             else:
-                parts.append((_TAGS[kind], *_data(kind, column.take(pa.array(rows)))))
+                parts.append((_TAGS[kind], *_data(kind, column.take(arrow_numbers(rows)))))
         ids[rows] = _ids(prf, parts, context[rows])
     return ids
 

@@ -17,7 +17,7 @@ from dpstream.accounting.arrays import Ids, Int64
 from dpstream.dp_transforms.ingest.columns import identity, plain
 from dpstream.dp_transforms.noise.ids import typed_ids
 from dpstream.dp_transforms.noise.prf import Prf
-from dpstream.state.numbers import one_array, valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, one_array, valid_of, values_of
 
 
 def encoded(column: pa.Array | pa.ChunkedArray) -> tuple[Int64, pa.Array]:
@@ -88,7 +88,7 @@ class Groups:
         new = np.flatnonzero(indices < 0)
         if not self._frozen and (new.size or not self._parts):  # without a row: its types
             indices[new] = len(self._ids) + np.arange(new.size)
-            new_rows = pa.array(new)
+            new_rows = arrow_numbers(new)
             self._parts.append(pa.table([v.take(new_rows) for v in values], names=self._names))
             self._ids = np.concatenate([self._ids, ids[new]])
             self._group_ids = pa.concat_arrays([self._group_ids, packed.take(new_rows)])
@@ -105,8 +105,8 @@ def distinct(columns: Iterator[tuple[Int64, pa.Array]]) -> tuple[Int64, list[pa.
     values = [first]
     for more, its_values in columns:
         size = np.int64(max(1, len(its_values)))
-        codes, both = encoded(pa.array(codes * size + more))
+        codes, both = encoded(arrow_numbers(codes * size + more))
         pair = values_of(both)
-        values = [v.take(pa.array(pair // size)) for v in values]
-        values.append(its_values.take(pa.array(pair % size)))
+        values = [v.take(arrow_numbers(pair // size)) for v in values]
+        values.append(its_values.take(arrow_numbers(pair % size)))
     return codes, values

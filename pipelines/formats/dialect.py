@@ -232,7 +232,7 @@ def _are_local(column: pa.Array) -> Bool:
     """Which times have no offset."""
     kind = column.type
     if pa.types.is_string(kind):
-        return ~mask_of(pc.match_substring_regex(column, ZONED))
+        return ~mask_of(pc.fill_null(pc.match_substring_regex(column, ZONED), False))
     naive = pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
     return np.full(len(column), naive)
 
@@ -250,7 +250,7 @@ def _counted(column: pa.Array, micros: int) -> tuple[Int64, Bool]:
         parts = pc.extract_regex(column, r"^(?P<whole>[+-]?[0-9]+)(?:\.(?P<rest>[0-9]{0,9}))?$")
         column = pc.struct_field(parts, "whole")
         rest = values_of(pc.utf8_rpad(_field(parts, "rest", "0"), 9, "0").cast(pa.int64()))
-        below = mask_of(pc.starts_with(column, "-"))
+        below = mask_of(pc.fill_null(pc.starts_with(column, "-"), False))
         fraction = np.where(below, -rest, rest) * micros // 1_000_000_000
     integers, good = identity(column, "int")
     ticks = values_of(integers)

@@ -51,6 +51,7 @@ from dpstream.state.ledger.contract import Answer, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.open import open_ledger
+from dpstream.state.numbers import arrow_numbers
 
 #: Rows that a repr shows, and that a picture does.
 _PRINTED_ROWS, _DRAWN_ROWS = 10, 40
@@ -356,7 +357,7 @@ def _drawn(question: Question, rows: Rows, ring: KeyRing, charge: Charge) -> byt
     table: dict[str, pa.Array | pa.ChunkedArray] = {}
     if question.key:
         values = rows.groups.values
-        chosen = required(values, "values is there").take(pa.array(estimates.group))
+        chosen = required(values, "values is there").take(arrow_numbers(estimates.group))
         table = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for column, estimate in estimates.columns.items():
         labels = question.labels[column]

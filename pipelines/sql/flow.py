@@ -31,7 +31,7 @@ from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.pipelines.tables.files import Piece
 from dpstream.state.idtable import shard_of
-from dpstream.state.numbers import values_of
+from dpstream.state.numbers import arrow_numbers, values_of
 
 #: Rows of a batch between stages.
 BATCH_ROWS = 50_000
@@ -136,7 +136,7 @@ class Begin(beam.DoFn):
 
     def process(self, shard: int) -> Iterator[Routed]:
         """Yield an empty batch, of no table."""
-        empty = pa.RecordBatch.from_arrays([pa.array(np.zeros(0, np.int64))], ["nothing"])
+        empty = pa.RecordBatch.from_arrays([arrow_numbers(np.zeros(0, np.int64))], ["nothing"])
         yield shard, (self._number, empty)
 
 
@@ -168,7 +168,7 @@ class Own(Keyed[Task]):
             unit = self._task.catalog.unit.type
             ids = keyed(self._ring.unit, [unit], [rows.column(self._column)])
             shard = shard_of(ids, self._task.shards).astype(np.int64)
-            yield rows.append_column(_SHARD, pa.array(shard))
+            yield rows.append_column(_SHARD, arrow_numbers(shard))
 
 
 class ToKey(Keyed[Task]):

@@ -16,6 +16,7 @@ from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.render.answer import json_rows, rows_text, weak_rows
 from dpstream.state.ledger.contract import Answer
+from dpstream.state.numbers import arrow_numbers
 
 #: Parts of a column's interval, what stands between its name and theirs, and how they are called
 #: in an answer: the ends are of the noise alone, and so is their name.
@@ -108,10 +109,10 @@ def _array(values: Float64, places: tuple[int, ...], many: bool, absent: bool) -
     if places:
         values = values[:, list(places)] if many else values[:, places[0]]
     null = np.isnan(values) | absent
-    flat = pa.array(values.reshape(-1), mask=null.reshape(-1))
+    flat = arrow_numbers(values.reshape(-1), null.reshape(-1))
     if not many:
         return flat
-    ends = pa.array(np.arange(len(values) + 1) * len(places)).cast(pa.int32())
+    ends = arrow_numbers(np.arange(len(values) + 1) * len(places)).cast(pa.int32())
     return pa.ListArray.from_arrays(ends, flat)
 
 

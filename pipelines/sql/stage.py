@@ -64,6 +64,7 @@ from dpstream.pipelines.tables.files import (
 )
 from dpstream.state.disk_errors import decode_error
 from dpstream.state.locks import private_folder
+from dpstream.state.numbers import arrow_numbers
 
 #: Rows of files that are worked on together (each turn reads all files again), and the most turns.
 ROWS_AT_ONCE, MAX_SHARDS = 1_750_000, 4_096
@@ -222,7 +223,7 @@ def released(question: Question, answered: StageAnswer) -> pa.Table:
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     groups = answered.groups.values
     if groups is not None:
-        chosen = groups.take(pa.array(np.asarray(answered.answer.group, np.int64)))
+        chosen = groups.take(arrow_numbers(np.asarray(answered.answer.group, np.int64)))
         columns = dict(zip(chosen.column_names, chosen.columns, strict=True))
     for function in question.select.functions:
         output = question.outputs[function.name]

@@ -37,7 +37,7 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine
 from dpstream.state.disk_errors import decode_error
 from dpstream.state.durable import PRIVATE, replacing
-from dpstream.state.numbers import valid_of, values_of
+from dpstream.state.numbers import arrow_numbers, valid_of, values_of
 
 #: What ids are made of, by the type of a group.
 KINDS = {
@@ -217,7 +217,7 @@ def place_of(folder: Path, shard: int) -> Path:
 
 def write_counts(path: Path, counts: dict[str, Int64]) -> None:
     """Write the histograms of a shard."""
-    _write(path, [pa.table({"count": pa.array(cells)}) for cells in counts.values()])
+    _write(path, [pa.table({"count": arrow_numbers(cells)}) for cells in counts.values()])
 
 
 def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, Int64]:
@@ -237,15 +237,15 @@ def read_counts(folder: Path, shards: int, names: Sequence[str]) -> dict[str, In
 
 def write_sums(path: Path, groups: Groups, totals: Totals, rows: Bounded) -> None:
     """Write the sums of a shard by group, and its rows for quantiles."""
-    columns = {f"sum_{i}": pa.array(part) for i, part in totals.sums.items()}
-    columns |= {"units": pa.array(totals.units), "weighted": pa.array(totals.weighted)}
+    columns = {f"sum_{i}": arrow_numbers(part) for i, part in totals.sums.items()}
+    columns |= {"units": arrow_numbers(totals.units), "weighted": arrow_numbers(totals.weighted)}
     if groups.values is not None:
         columns |= {f"group_{i}": column for i, column in enumerate(groups.values.columns)}
     parts = [
         {
-            "group": pa.array(rows.group[at]),
-            "value": pa.array(value),
-            "weight": pa.array(weight),
+            "group": arrow_numbers(rows.group[at]),
+            "value": arrow_numbers(value),
+            "weight": arrow_numbers(weight),
         }
         for at, value, weight in rows.rows.values()
     ]
