@@ -157,12 +157,12 @@ def init(
     covers: str | None,
     **given: Any,
 ) -> None:
-    """Describe FILE (Parquet, CSV or JSON Lines; or a pattern in quotes), and a job on it, in the
-    project file.
+    """Describe FILE (Parquet, CSV, JSON, Arrow or ORC; or a pattern in quotes), and a job on it,
+    in the project file.
 
     The project file dpstream.toml is made, or extended if it exists.  Only the schema is read:
-    the types of Parquet, the first line of CSV, nothing of JSON Lines.  Columns of CSV and JSON
-    Lines get types for SQL by their flags: --value a number, --time a time, all others text.  On a
+    the types of Parquet, Arrow and ORC, the first line of CSV, nothing of JSON.  Columns of CSV and
+    JSON get types for SQL by their flags: --value a number, --time a time, all others text.  On a
     terminal the command asks for what no flag gives.  An existing secret is used, never
     overwritten.
 

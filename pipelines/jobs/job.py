@@ -34,7 +34,13 @@ from dpstream.pipelines.project.job_section import (
     SinkTarget,
 )
 from dpstream.pipelines.project.project import Project, account_of, load_project, secret_of
-from dpstream.pipelines.project.sections import RecordIdColumn, Section, TableSection, UnitSection
+from dpstream.pipelines.project.sections import (
+    RecordIdColumn,
+    Section,
+    TableSection,
+    TimeColumn,
+    UnitSection,
+)
 from dpstream.pipelines.project.source import (
     GIVEN_COLUMNS,
     MESSAGE_ID,
@@ -242,7 +248,7 @@ def _checked(
         digest = public_key_digest(Path(public_keys), plan.key)
         plan = replace(plan, public_keys=digest).check()
     if source.query is not None:
-        source, digest = _with_query(source, source.query, plan, folder)
+        source, digest = _with_query(source, source.query, plan, folder, time)
         plan = replace(plan, query=digest).check()
     ledger = None if data_set.account is None else account_of(project, data_set_name)
     keep_beside(store, None if ledger is None else ledger.path, path)
@@ -402,13 +408,28 @@ def _one_family(plan: Plan, optimise: Optimise | None) -> Plan:
     return resolved(plan)
 
 
-def _with_query(source: Source, query: Query, plan: Plan, folder: Path) -> tuple[Source, str]:
-    """Return the source with the types of its checked query, and the query's digest."""
+def _with_query(
+    source: Source, query: Query, plan: Plan, folder: Path, time: TimeColumn | None
+) -> tuple[Source, str]:
+    """Return the source with the types of its checked query, and the query's digest.
+
+    Raises:
+        UsageError: the query takes a time column whose writing is declared for something else than
+            the instants that it gets, which would be NULL in each row.
+    """
     require("sql", "query")
     from dpstream.pipelines.statements.row_query import compiled
 
     compilation = compiled(source, plan, folder)
     columns = {own: compilation.types[name] for name, own in compilation.reads.items()}
+    kind = "TIMESTAMP" if time is None else columns.get(time.column, "TIMESTAMP")
+    if time is not None and kind not in ("TIMESTAMP", "DATETIME"):
+        raise UsageError(
+            "query",
+            f"takes '{time.column}' for {kind}, and gets instants: the table declares how its"
+            " times are written",
+            f'write {time.column} = "TIMESTAMP" in table.{query.table}.columns',
+        )
     replace = msgspec.structs.replace
     return replace(source, query=replace(query, columns=columns)), compilation.digest
 

@@ -1,5 +1,6 @@
 """Statements as stream jobs: the job that one would write by hand, or a refusal with its code."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Aggregate, Field
 from dpstream.dp_transforms import step
 from dpstream.pipelines.connectors.files.source import batches
@@ -218,6 +220,26 @@ def test_text_of_a_table_with_number_signs_is_not_cast(tmp_path: Path) -> None:
     with pytest.raises(StatementError) as error:
         stream_job(load_project(folder_with(tmp_path / "signed", text)), "daily", statement)
     assert error.value.code == "number-signs"
+
+
+def test_a_query_of_a_job_gets_instants_of_a_declared_time(tmp_path: Path) -> None:
+    """As a number it would be NULL in each row, and nothing would be counted after a charge."""
+    hours = "SELECT page, EXTRACT(HOUR FROM at) AS hour FROM visits"
+    text = with_fields(
+        'query = "live.sql"', 'key = ["page"]', 'aggregate.n = { kind = "count" }', BUDGET,
+        text=PROJECT.replace('"at"', '{ column = "at", unit = "s" }'),
+    )  # fmt: skip
+    with pytest.raises(UsageError) as error:
+        load_query(tmp_path / "number", text, "INT64", "SELECT page FROM visits WHERE at > 0")
+    fixed = re.findall(r'at = "(\w+)"', str(error.value))[0]
+    assert load_query(tmp_path / "instant", text, fixed, hours).plan.query is not None
+
+
+def load_query(path: Path, text: str, kind: str, query: str) -> Job:
+    """The job of a query, whose table declares its times of a type."""
+    path.mkdir()
+    (path / "live.sql").write_text(query)
+    return load_job(folder(path, text.replace("columns = {", f'columns = {{ at = "{kind}",')))
 
 
 def test_a_grid_is_coarser_where_noise_would_leave_its_range(tmp_path: Path) -> None:
