@@ -64,7 +64,7 @@ def test_text_beyond_what_a_column_holds_is_refused(monkeypatch: pytest.MonkeyPa
     def overflow(column: pa.ChunkedArray) -> pa.Array:
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
-    monkeypatch.setattr(batches, "_one_array", overflow)
+    monkeypatch.setattr(batches, "one_array", overflow)
     with pytest.raises(RunError):
         concat([rows_of(2, 3), rows_of(2, 3)], SCHEMA)
 
