@@ -6,6 +6,7 @@ which the command line and ``import dpstream`` use.  ``dpstream doctor`` lists t
 """
 
 import functools
+import importlib.machinery
 import importlib.util
 import json
 import sys
@@ -112,7 +113,10 @@ def _is_there(module: str) -> bool:
     if module in sys.modules:
         return sys.modules[module] is not None
     try:
-        return importlib.util.find_spec(module) is not None
+        # Commands hide pandas by a finder of their own.
+        top = "." not in module
+        find = importlib.machinery.PathFinder.find_spec if top else importlib.util.find_spec
+        return find(module) is not None
     except ModuleNotFoundError:  # a parent package is missing
         return False
 

@@ -72,8 +72,9 @@ SPLIT_BUFFER_ROWS = 400_000
 SPLIT_BUFFER_BYTES = 64 << 20
 #: Threads of a run in one process: each works on a shard of its own, and holds it in memory.
 MAX_THREADS = 64
-#: Key shards of a store.
-MAX_SHARDS = 1 << 15
+#: Key shards of a store, and how many there are by default: one for each of the two threads of a
+#: run in process, because each shard takes its own steps, which cost CPU milliseconds if empty.
+MAX_SHARDS, DEFAULT_SHARDS = 1 << 15, 2
 #: Steps (windows x triggers) one bounded job may take.
 MAX_STEPS = 10_000_000
 #: Numbers of triggers are 32 bits wide: a stream without end has one as well, 68 years after its

@@ -23,7 +23,7 @@ import pyarrow as pa
 from apache_beam.typehints import no_annotations
 
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.limits import SPLIT_BUFFER_ROWS
+from dpstream.accounting.limits import DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import (
     SHARD,
@@ -80,7 +80,12 @@ CATCH_UP_LIMIT = 8
 
 
 class Output(NamedTuple):
-    """Typed outputs of ``DPStream``."""
+    """Typed outputs of ``DPStream``.
+
+    Attributes:
+        releases: of `batches.sealed_schema`: the columns of a published release, of which plan and
+            run are dictionaries of one text.
+    """
 
     releases: beam.PCollection
     dead_letter: beam.PCollection
@@ -115,7 +120,7 @@ class DPStream(beam.PTransform):
         *,
         secret: str | SecretSource | None = None,
         store: str = "sqlite:dpstream.db",
-        shards: int = 4,
+        shards: int = DEFAULT_SHARDS,
         source: str | None = None,
         clock: beam.PTransform | None = None,
         account: Account | None = None,

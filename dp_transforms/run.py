@@ -9,6 +9,7 @@ import pyarrow as pa
 from dpstream.accounting.budget.allocation import Budget
 from dpstream.accounting.budget.calibration import begun, calibrate, calibrated
 from dpstream.accounting.errors import UsageError, required
+from dpstream.accounting.limits import DEFAULT_SHARDS
 from dpstream.accounting.mixing import Mixing, checked_mixing
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.noise.secret_source import SecretSource, destroy_keys
@@ -98,7 +99,7 @@ def begin_run(
     plan: Plan,
     keys: SecretSource,
     store: str,
-    shards: int = 4,
+    shards: int = DEFAULT_SHARDS,
     *,
     source: Sequence[bytes] | None = (),
     run_id: str | None = None,

@@ -85,8 +85,13 @@ def decoded(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values that a dictionary or extension type holds."""
+    """Return the type of the values that a dictionary or extension type holds.
+
+    Periods of pandas keep theirs: their numbers are not what their owner sees.
+    """
     while pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
+        if getattr(kind, "extension_name", None) == "pandas.period":
+            break
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
     return kind
 

@@ -215,7 +215,7 @@ def _evaluate(
 _TAIL = 2.0**-14
 #: exp(-2): where one rational function takes over from the other.
 _CENTRE = 0.13533528323661269189
-#: |float draw - exact draw| in sds; tests measure at most 2^-48 (scipy's ndtri and rounding).
+#: |float draw - exact draw| in sds; tests measure at most 2^-48 (the inverse normal and rounding).
 _ERROR = 2.0**-46
 
 

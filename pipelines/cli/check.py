@@ -46,8 +46,8 @@ _UNUSABLE = 2
 def check(job: Chosen, limit: int | None, quiet: bool, as_json: bool) -> None:
     """Read the data of JOB and count unusable records by reason, with their first positions.
 
-    It also shows whether a key has enough units to be published, and how many records the bound on
-    contributions leaves out.
+    It also shows whether a key has enough units to be published, and how many contributions their
+    bound leaves out.
     Nothing is charged, drawn or stored.  The output depends on private records: it is for the
     operator only, not to be published.  Exit code 2 if no record is usable.  Files that are added
     later and read by a run with --through, whose records may be late, are not considered.

@@ -169,7 +169,7 @@ def _of_csv(path: Path, csv: CsvSection) -> tuple[tuple[Column, ...], CsvSection
             ) from None
     fix = (
         "write one, such as user,page,time; or give --csv names=user,page,time, and --csv "
-        "skip_rows=2 if lines stand before it; or --csv encoding=cp1252 if it is no UTF-8"
+        "skip_rows=2 if lines stand before it; or --csv encoding=cp1252 if it is not UTF-8"
     )
     if not names:
         raise UsageError(FIELD, "has no first line with the names of its columns", fix)

@@ -60,7 +60,7 @@ _FOREIGN = re.compile(
 FOREIGN = "foreign"
 #: What else to do with JSON that is no list of objects; LIST is the name of its list.
 LIST_INSIDE = (
-    "; one object with the list inside: in DuckDB COPY (SELECT unnest(LIST, max_depth := 2) "
+    "; if one object holds the list, type in DuckDB: COPY (SELECT unnest(LIST, max_depth := 2) "
     "FROM 'FILE') TO 'data.parquet'"
 )
 

@@ -79,7 +79,7 @@ class StorePlace(Section, frozen=True):
     """
 
     store: str
-    shards: int = 4
+    shards: int = limits.DEFAULT_SHARDS
     keep_releases: str | None = None
 
     @property
@@ -426,8 +426,8 @@ def _with_query(
     if time is not None and kind not in ("TIMESTAMP", "DATETIME"):
         raise UsageError(
             "query",
-            f"takes '{time.column}' for {kind}, and gets instants: the table declares how its"
-            " times are written",
+            f"reads '{time.column}' as {kind}, but gets instants, because the table declares how"
+            " its times are written",
             f'write {time.column} = "TIMESTAMP" in table.{query.table}.columns',
         )
     replace = msgspec.structs.replace

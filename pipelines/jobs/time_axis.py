@@ -214,11 +214,12 @@ def _check_named(field: str, written: str, text: str, calendar: Calendar, start:
     each = 7 if (length.unit, calendar.unit) == ("week", "day") else length.each
     first, where = _BEGINS.get((calendar.unit, each), (0, ""))  # of windows that do not slide
     if where and (calendar.number(start) - first) % each:
+        units, zone = length.number * each // length.each, f" in {calendar.zone}"
         raise UsageError(
             field,
             f"is inside of a stretch of '{text}', which begins {where}",
-            f"choose another start, or write {written} '{each} {calendar.unit}s"
-            f"{f' in {calendar.zone}' * (written[0] == '-')}'",
+            f"choose another start, or write {written} '{units} {calendar.unit}s"
+            f"{zone * (written[0] == '-')}'",
         )
 
 

@@ -183,7 +183,7 @@ class JobSection(Section, frozen=True):
     remember_keys: str | None = None
     store: Place | None = None
     keep_releases: str | None = None
-    shards: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_SHARDS)] = 4
+    shards: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_SHARDS)] = limits.DEFAULT_SHARDS
     dead_letter: Place | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_THREADS), PLACE] | None = None
     choice: ChoiceSection | None = None

@@ -30,10 +30,11 @@ _SET_HEAPS = ("MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "GLIBC_TUNABLES")
 
 def share_one_heap() -> None:
     """Let all threads and Arrow use one heap; call it before Arrow or a second thread is there."""
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if not any(name in os.environ for name in _SET_HEAPS):
         with contextlib.suppress(AttributeError, OSError):  # of another C library
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+            os.environ["MALLOC_ARENA_MAX"] = "1"  # of workers, which are further processes
+            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 @contextlib.contextmanager

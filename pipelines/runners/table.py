@@ -498,10 +498,12 @@ def refuse_unknown(
     try:
         _, unknown = parser.parse_known_args(list(beam_args))
     except argparse.ArgumentError as error:
-        raise UsageError(
-            str(error.argument_name), "has no value that Beam can read", "correct it"
-        ) from None
+        flag = error.argument_name or "the flags of Beam"
+        raise UsageError(flag, "has no value that Beam can read", "correct it") from None
     if unknown:
         flag = unknown[0].partition("=")[0]
+        if not flag.startswith("-"):
+            fix = "leave it out; write names before flags, and a flag's value as --FLAG=VALUE"
+            raise UsageError(flag, "is neither a flag nor the value of one", fix)
         fix = f"{nearest(flag, [*own, *parser._option_string_actions])}correct it, or leave it out"
         raise UsageError(flag, "is no flag of this program or of Beam", fix)

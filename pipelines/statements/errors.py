@@ -164,7 +164,7 @@ RULES: dict[str, Rule] = {
         "name a column of numbers, or write CAST(x AS FLOAT64); its types are in the project file",
     ),
     "number-signs": Rule(
-        "casts text to a number in files that declare signs of numbers, which CAST does not know",
+        "casts text to a number, and the table declares signs of numbers, which CAST does not know",
         'declare it in the table: columns = { x = "FLOAT64" }, and name x without CAST',
     ),
     "bounds": Rule(

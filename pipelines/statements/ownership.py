@@ -55,6 +55,10 @@ from dpstream.pipelines.tables.catalog import Table, Tables
 Place = tuple[str, str]
 
 
+#: Expressions whose value may be that of a part.
+_SAME_VALUE = (exp.Paren, exp.Coalesce, exp.If, exp.Case, exp.Nullif)
+
+
 class KeyPart(NamedTuple):
     """A column that holds part of a declared key of ``table``, for the row that it was read in.
 
@@ -204,10 +208,10 @@ class Scope:
         for column in node.find_all(exp.Column):
             if not _has(self.sources, column):
                 raise unknown_column(column, {n: each.columns for n, each in self.sources.items()})
-            signed = self.sources[column.table].columns[column.name].signed
-            cast = column.find_ancestor(exp.Cast) if signed else None
-            other = cast is None or cast.this.unnest() is not column
-            require(other or type_of(cast) not in NUMBERS, "number-signs", cast)
+            if self.sources[column.table].columns[column.name].signed:
+                cast = _passed_on(column).parent
+                number = isinstance(cast, exp.Cast) and type_of(cast) in NUMBERS
+                require(not number, "number-signs", cast or column)
 
 
 def _units(name: str, relation: Relation) -> tuple[set[frozenset[Place]], set[Place]]:
@@ -445,7 +449,18 @@ def select_list(node: exp.Select) -> dict[str, exp.Expr]:
 def _output(scope: Scope, item: exp.Expr) -> Column:
     if isinstance(item, exp.Column):
         return scope.column(item)._replace(unit=scope.is_unit(item))
-    return Column(type_of(item), scope.is_unit(item))
+    texts = (c for c in item.find_all(exp.Column) if _passed_on(c) is item)
+    signed = any(scope.column(c).signed for c in texts)
+    return Column(type_of(item), scope.is_unit(item), signed=signed)
+
+
+def _passed_on(node: exp.Expr) -> exp.Expr:
+    """Return the largest expression around a text that may have this text as its value."""
+    above = node.parent
+    texts = isinstance(above, exp.Cast) and type_of(above) == exp.DType.TEXT
+    if above is not None and (texts or isinstance(above, _SAME_VALUE)):
+        return _passed_on(above)
+    return node
 
 
 def _check_aggregate(node: exp.Expr) -> None:

@@ -235,7 +235,7 @@ def _all_dead(job: Job, counts: Mapping[str, int], dead: int) -> Cause:
     causes = causes_of(job)
     reason = max(causes, key=lambda reason: counts.get(f"operator_dead_{reason}", 0))
     cause, amount = causes[reason], counts.get(f"operator_dead_{reason}", 0)
-    most = f"no record of {dead:,} is usable, for this reason {amount:,} of them"
+    most = f"none of {dead:,} records is usable, {amount:,} of them for this reason"
     return Cause(f"{most}: {cause.problem}", cause.fix)
 
 

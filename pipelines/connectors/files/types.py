@@ -144,7 +144,7 @@ def _check_headers(files: "Sequence[SourceFile]", csv: CsvSection) -> None:
                 f"{without[-1]} has no first line with the names of its columns",
                 "write that line; or say how the files are written: csv = { skip_rows = 2 }, or "
                 'csv = { names = ["user", "page", "time"] } if they have no header, or csv = { '
-                'encoding = "cp1252" } if it is no UTF-8',
+                'encoding = "cp1252" } if it is not UTF-8',
             )
 
 

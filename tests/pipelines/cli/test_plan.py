@@ -306,7 +306,7 @@ def test_nothing_released_is_said_without_private_reasons(tmp_path: Path) -> Non
     reasons = {
         "3 of 9 records are unusable": ("x,p,now,\n" * 3 + "1,p,2024-01-01 00:00:00Z,1\n" * 6,
                                         "usable records: 6; no key"),
-        "all are unusable": ("1,p,2024-01-99,\n" * 3, "no record of 3 is usable"),
+        "all are unusable": ("1,p,2024-01-99,\n" * 3, "none of 3 records is usable"),
         "no record": ("", "holds no record"),
     }  # fmt: skip
     public = set()

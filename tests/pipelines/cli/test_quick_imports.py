@@ -153,6 +153,13 @@ def test_a_first_job_waits_for_neither(tmp_path: Path) -> None:
     assert "dpstream.pipelines.drafting.draft" in names and (tmp_path / "dpstream.toml").exists()
 
 
+def test_what_commands_hide_is_installed_for_the_doctor() -> None:
+    """Pandas is part of the tests' environment."""
+    command = [sys.executable, "-m", "dpstream", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout)["extras"]["pandas"]["missing"] == []
+
+
 #: An answer waits for no runner, no compiler and no second accountant.
 NOT_FOR_SQL_ALONE = {"pandas", "numba", "llvmlite"}
 #: Sessions and tables draw from kernels, with the compiler.

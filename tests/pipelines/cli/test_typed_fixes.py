@@ -74,11 +74,13 @@ def test_zones_of_times_and_of_windows_that_differ(hour: Hour) -> None:
     assert len(differ) == len(json.loads(call("plan", "--json").stdout)["warnings"]) + 1
 
 
-def test_a_quarter_of_an_account_begins_with_one(hour: Hour) -> None:
+@pytest.mark.parametrize(("covers", "months"), [("1 quarter", 3), ("2 quarters", 6)])
+def test_a_quarter_of_an_account_begins_with_one(hour: Hour, covers: str, months: int) -> None:
     given = ("account", "create", "q.db", "--data-set", "v", "--unit", "user", "--time", "at")
     limit = ("--start", "2024-02-01", "--epsilon", "1", "--delta", "1e-6", "--covers")
-    hour.message = call(*given, *limit, "1 quarter in UTC").output
-    assert call(*given, *limit, hour.fix_part(r"(?<=--covers ').*(?=')")).exit_code == 0
+    hour.message = call(*given, *limit, f"{covers} in UTC").output
+    typed = hour.fix_part(r"(?<=--covers ').*(?=')")
+    assert typed.startswith(f"{months} months") and call(*given, *limit, typed).exit_code == 0
 
 
 def test_a_column_that_no_object_has(hour: Hour) -> None:

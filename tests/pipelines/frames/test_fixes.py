@@ -61,6 +61,10 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: ask(PANDAS.assign(page=PERIODS)), ".astype(str)",
         lambda: ask(PANDAS.assign(page=PERIODS.astype(str))),
     ),
+    "a key of periods in Arrow": (
+        lambda: ask(pa.Table.from_pandas(PANDAS.assign(page=PERIODS))), "make it text",
+        lambda: ask(PANDAS.assign(page=PERIODS.astype(str))),
+    ),
     "booleans of pandas": (
         lambda: ask(with_value([True, None, False] * 100).astype({"v": "boolean"}), value="v"),
         ".astype('Int8')",

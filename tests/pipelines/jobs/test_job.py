@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpstream.accounting import limits
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.plan.plan import Plan
@@ -102,7 +103,7 @@ def test_defaults(tmp_path: Path) -> None:
     job = load_job(write(tmp_path, short))
     assert job.ledger is None
     assert job.state.path == tmp_path / "weekly.store.db"
-    assert job.state.shards == 4
+    assert job.state.shards == limits.DEFAULT_SHARDS
 
 
 @pytest.mark.parametrize(("contributions", "covers", "mechanism", "strategy"), [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_the_counts_of_a_run(tmp_path: Path) -> None:
     assert fields["records"] == operator_only["records"] and fields["error"]["exit_code"] == 4
     assert call(*words).exit_code == 0 and report_of(report)["error"] is None
     text = call(*words[:3], "--operator-report", report)
-    assert str(report) in text.stdout and " 14 " not in text.stdout  # the time may have it
+    assert str(report) in text.stdout and re.search(r"(?<![\d:.])14(?![\d:.])", text.stdout) is None
 
 
 def test_where_no_report_is_written(tmp_path: Path, refused: Refused) -> None:

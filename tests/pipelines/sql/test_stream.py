@@ -210,9 +210,19 @@ def test_jobs_that_are_refused(tmp_path: Path) -> None:
     check(Path(__file__).with_name("stream_jobs.txt"), of_refusals(calls))
 
 
-def test_text_of_a_table_with_number_signs_is_not_cast(tmp_path: Path) -> None:
-    cast = "SUM(CAST(seconds AS FLOAT64), contribution_bounds_per_row => (0, 10)) AS t"
-    statement = dp(f"page, {cast} FROM visits GROUP BY page")
+@pytest.mark.parametrize("text_of", [
+    "seconds", "CAST(seconds AS STRING)", "COALESCE(seconds, '0')", "(NULLIF(seconds, ''))",
+    "IF(n > 1, seconds, '1')", "CASE WHEN n > 1 THEN seconds ELSE '1' END",
+])  # fmt: skip
+@pytest.mark.parametrize("inside", [False, True])
+def test_text_of_a_table_with_number_signs_is_not_cast(
+    tmp_path: Path, text_of: str, inside: bool
+) -> None:
+    rows_of = "visits"
+    if inside:
+        rows_of, text_of = f"(SELECT user, page, {text_of} AS s FROM visits) AS v", "s"
+    cast = f"SUM(CAST({text_of} AS FLOAT64), contribution_bounds_per_row => (0, 10)) AS t"
+    statement = dp(f"page, {cast} FROM {rows_of} GROUP BY page")
     text = PROJECT.replace('seconds = "FLOAT64"', 'seconds = "STRING"')
     plain = load_project(folder_with(tmp_path / "plain", text))
     assert stream_job(plain, "daily", statement).query is not None
