@@ -33,8 +33,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.secret import new_secret
@@ -144,6 +148,9 @@ def commands(folder: Path, say: Say) -> Figures:
     (folder / "dpstream.toml").write_text(EXAMPLE.read_text())
     accounts.create(folder / "flights.account.db", "flights", (1e3, 1e-2), "tailnum", id_="0" * 16)
     new_secret(folder / "flights.secret")
+    names = ("tailnum", "origin", "carrier")  # the plan looks at the schema of what it will read
+    flight = dict.fromkeys(names, "x") | {"time_hour": datetime(2013, 1, 2), "dep_delay": 1.0}
+    pq.write_table(pa.Table.from_pylist([flight]), folder / "flights.parquet")
     base = [sys.executable, "-c", "import numpy, pyarrow, apache_beam"]
     dpstream = [sys.executable, "-m", "dpstream"]
     command_lines = {
