@@ -125,7 +125,7 @@ def another_secret(folder: Path) -> None:
 
 def other_shards(folder: Path) -> None:
     with open(folder / "dpstream.toml", "a") as file:
-        file.write("shards = 2\n")
+        file.write("shards = 3\n")
 
 
 def damage(folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_one_that_was_stopped_goes_on(place: Path) -> None:
 def test_it_goes_on_in_a_copy_of_its_store(place: Path) -> None:
     with full_disk():
         typed(place, code=4)
-    assert call("state", "reshard", "--project", place, "--shards", "2").exit_code == 0
+    assert call("state", "reshard", "--project", place, "--shards", "3").exit_code == 0
     other_shards(place)
     assert typed(place) == charged(place)[-1] and len(charged(place)) == 2
 
