@@ -73,7 +73,7 @@ SPLIT_BUFFER_BYTES = 64 << 20
 #: Threads of a run in one process: each works on a shard of its own, and holds it in memory.
 MAX_THREADS = 64
 #: Key shards of a store, and how many there are by default: one for each of the two threads of a
-#: run in process, because each shard takes its own steps, which cost CPU milliseconds if empty.
+#: run in process.  Each shard takes its own steps, and an empty one costs CPU milliseconds too.
 MAX_SHARDS, DEFAULT_SHARDS = 1 << 15, 2
 #: Steps (windows x triggers) one bounded job may take.
 MAX_STEPS = 10_000_000

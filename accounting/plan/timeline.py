@@ -82,7 +82,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise UsageError(
                     field,
                     "must be a positive multiple of release_every (lateness may be 0)",
-                    "choose lengths that the trigger interval divides",
+                    "choose lengths that release_every divides",
                 )
         if self.max_skew < 0:
             raise UsageError("max_skew", "must not be negative", "write e.g. '0s'")

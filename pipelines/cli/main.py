@@ -115,7 +115,7 @@ _UNUSED = ("pandas", "pymongo")
 
 
 class _WithoutUnused:
-    """The finder of modules that says of those libraries that they are not installed."""
+    """A finder of modules for which these libraries are not installed."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:

@@ -199,7 +199,8 @@ def _in_units(field: str, text: str, unit: CalendarUnit) -> int:
         fix = "write release_every = '1 month', because a month is no number of days"
     raise UsageError(
         field,
-        f"is given in {length.unit}s, which are no number of {unit}s, as release_every is",
+        f"is in {length.unit}s and release_every is in {unit}s, but a {length.unit} is no fixed"
+        f" number of {unit}s",
         fix,
     )
 

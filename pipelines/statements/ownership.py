@@ -56,7 +56,10 @@ Place = tuple[str, str]
 
 
 #: Expressions whose value may be that of a part.
-_SAME_VALUE = (exp.Paren, exp.Coalesce, exp.If, exp.Case, exp.Nullif)
+_SAME_VALUE = (
+    *(exp.Paren, exp.Coalesce, exp.If, exp.Case, exp.Nullif),
+    *(exp.Greatest, exp.Least, exp.Min, exp.Max, exp.AnyValue),
+)
 
 
 class KeyPart(NamedTuple):

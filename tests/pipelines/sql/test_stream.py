@@ -211,7 +211,8 @@ def test_jobs_that_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text_of", [
-    "seconds", "CAST(seconds AS STRING)", "COALESCE(seconds, '0')", "(NULLIF(seconds, ''))",
+    "seconds", "GREATEST(seconds, '0')", "CAST(seconds AS STRING)", "COALESCE(seconds, '0')",
+    "(NULLIF(seconds, ''))",
     "IF(n > 1, seconds, '1')", "CASE WHEN n > 1 THEN seconds ELSE '1' END",
 ])  # fmt: skip
 @pytest.mark.parametrize("inside", [False, True])
