@@ -39,16 +39,15 @@ def _add_at(target: Int64, slots: Int64, amounts: Int64) -> None:  # pragma: no 
 
 
 def aggregate(
-    plan: Plan, states: KeyShard, rows: pa.RecordBatch, ids: Ids, weights: Int64 | None
+    plan: Plan, states: KeyShard, rows: pa.RecordBatch, weights: Int64 | None
 ) -> Aggregated:
     """Add the rows to the states (``units``, ``values``); return the slots and pairs that changed.
 
     Args:
         rows: admitted pairs of one window, key shard and step (schema ``admitted_schema``).
-        ids: (n, 2) key ids of the rows.
         weights: (C,) what a unit's pairs add to the weighted count, if the plan has one.
     """
-    slots = states.intern(ids, rows)
+    slots = states.intern(ids_of(rows.column("_id")), rows)
     fresh, marked = _fresh_units(plan, states, slots, rows)
     pair_slots = slots[fresh]
     _add_at(states.units, pair_slots, np.ones(len(fresh), np.int64))

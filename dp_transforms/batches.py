@@ -34,6 +34,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.state.arrow import to_bytes
+from dpstream.state.idtable import shard_of
 from dpstream.state.numbers import one_array
 from dpstream.state.open import key_schema
 
@@ -135,12 +136,14 @@ def admitted_schema(plan: Plan) -> pa.Schema:
     per key, first pairs of a (unit, window, key) admitted before this one, and -1 if it is none.
     ``_index``: number of the pair's selection weight, -1 for none, only where published keys are
     skipped (``rank`` is 0 there with a bound per key: every pair is the first of its key).
+    ``_id``: keyed 128-bit id of the key, computed once, for the shuffle and for the step.
     """
     fields = [
         pa.field("window", pa.int32(), nullable=False),
         pa.field("trigger", pa.int32(), nullable=False),
         *([pa.field("rank", pa.int32(), nullable=False)] * plan.design.ranked),
         *([pa.field("_index", pa.int32(), nullable=False)] * plan.design.skips),
+        pa.field("_id", ID, nullable=False),
         pa.field("unit", ID, nullable=False),
         *key_fields(plan),
         *(pa.field(v, pa.int64(), nullable=False) for v in value_columns(plan)),
@@ -253,6 +256,13 @@ def split_by_shard(
         if len(rows):
             # Each shard gets buffers of its own, so that they are freed with the shard.
             yield number, batch.take(pa.array(rows))
+
+
+def split_by_id(
+    batch: pa.RecordBatch, column: str, shards: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a batch by the shard of the ids in a column, as ``split_by_shard``."""
+    return split_by_shard(batch, shard_of(ids_of(batch.column(column)), shards), shards)
 
 
 class HandOver:

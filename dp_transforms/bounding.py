@@ -33,6 +33,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms import skipping
 from dpstream.dp_transforms.decision import (
     Batch,
+    KeyIdsOf,
     admit,
     expand,
     firsts,
@@ -86,10 +87,6 @@ class Copies:
         return last > dropped_before(self._timeline, trigger_time)
 
 
-#: Rows -> the (n, 2) ids of their keys.
-KeyIdsOf = Callable[[pa.RecordBatch], Ids]
-
-
 class Decided(NamedTuple):
     """The result of BOUND for the records of a shard.
 
@@ -112,8 +109,8 @@ def decide(
     shard: int,
     records: pa.RecordBatch,
     upto: int,
-    since: int = 0,
-    key_ids: KeyIdsOf | None = None,
+    since: int,
+    key_ids: KeyIdsOf,
     published: PublishedKeys | None = None,
 ) -> Decided:
     """Decide all records of stamps up to trigger time ``upto``, commit, and return what is
@@ -125,7 +122,7 @@ def decide(
         since: trigger time through which the caller has emitted, as its runner stores it with the
             held records: what was decided up to it is not returned again, however often a source
             delivers it, or a record would be counted twice in a step that is still open.
-        key_ids: of records, for plans with a bound per key or that skip what is published.
+        key_ids: of records or pairs, from their key columns.
         published: what windows have published, where the plan skips it.
 
     Returns:
@@ -176,12 +173,12 @@ def _decide(
     records: pa.RecordBatch,
     upto: int,
     since: int,
-    key_ids: KeyIdsOf | None = None,
+    key_ids: KeyIdsOf,
     published: PublishedKeys | None = None,
 ) -> Decided:
     """Decide as ``decide`` does; change the counters in memory before they are committed."""
     units = store.unit_shard(shard)
-    batch = Batch(plan, records, store.retained_windows.abandoned)
+    batch = Batch(plan, records, key_ids, store.retained_windows.abandoned)
     store.load_units(shard, units, batch.ids)
     late = rejected = left_out = 0
     # A record that an id names may come again with a later stamp, at any trigger time.
@@ -190,7 +187,7 @@ def _decide(
     if again or units.ahead or (batch.trigger_time <= units.decided).any():
         left_out = _recall(plan, store, shard, batch, copies)
     if upto > units.decided:
-        new = _admit_new(plan, store, shard, batch, upto, key_ids, published, copies)
+        new = _admit_new(plan, store, shard, batch, upto, published, copies)
         late, rejected, left_out = new.late, new.rejected, left_out + new.left_out
     # A decision cut short may have gone further than this one does.
     now = (batch.pairs > 0) & (batch.trigger_time > since) & (batch.trigger_time <= upto)
@@ -293,7 +290,6 @@ def _admit_new(
     shard: int,
     batch: Batch,
     upto: int,
-    key_ids: KeyIdsOf | None,
     published: PublishedKeys | None,
     copies: Copies | None,
 ) -> _New:
@@ -302,11 +298,11 @@ def _admit_new(
     fresh = ~batch.seen & (batch.trigger_time <= upto) & ~batch.undelivered
     if copies is not None and batch.digest is not None:
         rows = np.flatnonzero(fresh)
-        new = _admit_named(plan, units, batch, rows, batch.digest, upto, key_ids, copies)
+        new = _admit_named(plan, units, batch, rows, batch.digest, upto, copies)
     else:
         # Of all rows, as a run decides that is not begun again, no column is copied.
         every: slice | Int64 = slice(None) if fresh.all() else np.flatnonzero(fresh)
-        new = _admit_rows(plan, units, batch, every, upto, key_ids, published)
+        new = _admit_rows(plan, units, batch, every, upto, published)
     admitted = Admitted(
         batch.partition[new.rows],
         batch.offset[new.rows],
@@ -328,7 +324,6 @@ def _admit_named(
     rows: Int64,
     digest: UInt64,
     upto: int,
-    key_ids: KeyIdsOf | None,
     copies: Copies,
 ) -> _New:
     """Decide on records that ids name: one trigger time after the other, see `copies`."""
@@ -340,7 +335,7 @@ def _admit_named(
         positions, trigger_time = batch.positions(part), batch.trigger_time[part]
         free = ~copies.blocks(positions, trigger_time)
         name = IdTable().intern(positions[free])
-        new = _admit_rows(plan, units, batch, part[free], upto, key_ids, None, name)
+        new = _admit_rows(plan, units, batch, part[free], upto, None, name)
         copies.admitted(batch.positions(new.rows), batch.trigger_time[new.rows])
         contents.intern(batch.record_ids(new.rows))
         others = contents.find(batch.record_ids(part)) < 0
@@ -356,7 +351,6 @@ def _admit_rows(
     batch: Batch,
     new: Int64 | slice,
     upto: int,
-    key_ids: KeyIdsOf | None,
     published: PublishedKeys | None,
     name: Int64 | None = None,
 ) -> _New:
@@ -380,7 +374,7 @@ def _admit_rows(
     order = stamp_order(*position, unit)
     limit, per_key, words = plan.privacy.contributions, None, None
     if published is not None or plan.design.admits_per_key:
-        ids, key_tests = _key_ids(batch, new, key_ids), np.zeros(len(unit), np.int32)
+        ids, key_tests = batch.key_ids[new], np.zeros(len(unit), np.int32)
         if published is not None:
             key_tests = published.of_keys(ids, window, wanted, units.decided, upto)
     if plan.design.admits_per_key:
@@ -406,12 +400,6 @@ def _admit_rows(
     if name is not None:  # a copy of a record that is admitted is not rejected
         rejected[np.isin(name, name[admitted]) & (taken == 0)] = 0
     return _New(rows, pairs, late, int(rejected.sum()))
-
-
-def _key_ids(batch: Batch, new: Int64 | slice, key_ids: KeyIdsOf | None) -> Ids:
-    if key_ids is None:
-        raise ValueError("what is decided by key needs the ids of keys")
-    return key_ids(batch.records if isinstance(new, slice) else batch.records.take(pa.array(new)))
 
 
 def _admit_per_key(

@@ -5,6 +5,9 @@ order (stamp, partition, offset).  ``bounding`` has what they are made on, and c
 bound per key the decision is ``state.keycounts``'s.
 """
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 
@@ -20,11 +23,14 @@ from dpstream.dp_transforms.batches import (
     numpy_view,
     value_columns,
 )
-from dpstream.state.arrow import position_ids
+from dpstream.state.arrow import id_array, position_ids
 from dpstream.state.idtable import IdTable
 from dpstream.state.keycounts import numbered
 from dpstream.state.numbers import values_of
 from dpstream.state.store import PerKey
+
+#: Rows -> the (n, 2) ids of their keys.
+KeyIdsOf = Callable[[pa.RecordBatch], Ids]
 
 
 @njit(cache=True, nogil=True)
@@ -184,8 +190,11 @@ class Batch:
         least: the first window that was not abandoned.
     """
 
-    def __init__(self, plan: Plan, records: pa.RecordBatch, least: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, records: pa.RecordBatch, key_ids: KeyIdsOf, least: int = 0
+    ) -> None:
         rows, self.least, self.records = records.num_rows, least, records
+        self._key_ids = key_ids
         self.stamp = numpy_view(records.column("stamp"))
         self.partition = numpy_view(records.column("partition"))
         self.offset = numpy_view(records.column("offset"))
@@ -206,6 +215,11 @@ class Batch:
         self.settled = np.zeros(rows, np.bool_)
         self.per_key: PerKey | None = None
         self.order: Int64 | None = None
+
+    @functools.cached_property
+    def key_ids(self) -> Ids:
+        """(n, 2) ids of the keys, computed when they are first asked for."""
+        return self._key_ids(self.records)
 
     def positions(self, rows: Int64 | slice = slice(None)) -> Ids:
         """Return (n, 2) ids of the rows' positions; copies of a record with an id share one."""
@@ -294,10 +308,10 @@ def expand(plan: Plan, records: pa.RecordBatch, rows: Int64, batch: Batch) -> pa
         own.append(pa.array(rank.astype(np.int32)))
     if plan.design.skips:
         own.append(pa.array(index))
-    take = pa.array(rows)
     names = ["unit", *(f.name for f in key_fields(plan)), *value_columns(plan)]
-    arrays = [records.column(name).take(take) for name in names]
-    return pa.RecordBatch.from_arrays([*own, *arrays], schema=admitted_schema(plan))
+    taken_rows = records.select(names).take(pa.array(rows))
+    arrays = [*own, id_array(batch.key_ids[rows]), *taken_rows.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=admitted_schema(plan))
 
 
 def taken_pairs(taken: UInt64, fresh: UInt64, rank: Int32) -> tuple[Int64, Int64, Int32]:

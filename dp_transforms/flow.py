@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 from apache_beam.typehints import no_annotations
 
+from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
 from dpstream.accounting.plan.plan import Plan
@@ -29,19 +30,15 @@ from dpstream.dp_transforms.batches import (
     SHARD,
     admitted_schema,
     concat,
-    ids_of,
     record_schema,
-    split_by_shard,
+    split_by_id,
 )
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import Announced, ToShards, WallClock, paced_clock
 from dpstream.dp_transforms.beam.workers import (
-    IdsOf,
-    KeyIds,
     SplitByShard,
     Threads,
     reading_threads,
-    unit_ids,
 )
 from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
@@ -52,6 +49,7 @@ from dpstream.dp_transforms.ingest.records import (
     require_once,
 )
 from dpstream.dp_transforms.loop import Conductor, Stages, alternate, one_process
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.dp_transforms.pacing import Pace, note_waiting, stops
 from dpstream.dp_transforms.published_keys import PublishedKeys
@@ -68,7 +66,6 @@ from dpstream.dp_transforms.release import (
 from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed
-from dpstream.state.idtable import shard_of
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
 
@@ -212,7 +209,7 @@ class Bound(beam.PTransform):
         schema, typed = record_schema(run.plan), tuple[int, pa.RecordBatch]
         # Beam would pickle records of a type that it does not know, past the coder of batches.
         reading = reading_threads(self._threads, self._catch_up_limit)
-        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, reading))
+        by_unit = beam.ParDo(SplitByShard("unit", run.shards, schema, reading))
         hold = beam.ParDo(self.buffer())
         held = (
             (
@@ -224,7 +221,7 @@ class Bound(beam.PTransform):
         )
         if not self._gathers:
             return held
-        split = SplitByShard(KeyIds(run), run.shards, admitted_schema(run.plan), self._threads)
+        split = SplitByShard("_id", run.shards, admitted_schema(run.plan), self._threads)
         return held | "ByKey" >> beam.ParDo(split).with_output_types(typed)
 
     @property
@@ -265,7 +262,7 @@ class Alternate(beam.PTransform):
         """Shuffle by unit shard, take all steps, gather all shards of a (window, trigger)."""
         run, (records, clock_ticks) = self._run, pcolls
         schema, typed = record_schema(run.plan), tuple[tuple[int, int], pa.RecordBatch]
-        by_unit = beam.ParDo(SplitByShard(unit_ids, run.shards, schema, self._threads))
+        by_unit = beam.ParDo(SplitByShard("unit", run.shards, schema, self._threads))
         conductor = Conductor(run, stages_of(run), self._threads, self._once)
         return (
             (
@@ -281,7 +278,7 @@ class Alternate(beam.PTransform):
 
 def stages_of(run: Run) -> Stages:
     """Return the workers' side of both stages, for `dp_transforms.loop`."""
-    return Stages(BoundCallback(run, True), KeyIds(run), ReleaseCallback(run, True))
+    return Stages(BoundCallback(run, True), ReleaseCallback(run, True))
 
 
 class Release(beam.PTransform):
@@ -353,12 +350,12 @@ class BoundCallback:
         """Open the store on the worker."""
         run, store = self._run, self._run.open()
         # The tests of the run, not of this program: RELEASE goes by no others.
-        plan, key_ids = run.explicit(), None
-        schema, design = record_schema(plan), plan.design
-        if design.admits_per_key or design.skips or not self._gathers:
-            key_ids = KeyIds(run)()
-        ids = None if self._gathers else key_ids
-        published = PublishedKeys(plan, store) if design.skips else None
+        plan, schema = run.explicit(), record_schema(run.plan)
+        published = PublishedKeys(plan, store) if plan.design.skips else None
+        ring = run.keys.ring()  # destroyed with the stage, not before
+
+        def ids(rows: pa.RecordBatch) -> Ids:
+            return key_ids(plan, ring.key, rows)
 
         def decide(
             shard: int, batches: Iterable[pa.RecordBatch], upto: int, since: int = 0
@@ -367,8 +364,8 @@ class BoundCallback:
                 records = concat(batches, schema)
                 if self._once:
                     require_once(records)
-                given = key_ids, published
-                decided = decide_records(plan, store, shard, records, upto, since, *given)
+                at = upto, since
+                decided = decide_records(plan, store, shard, records, *at, ids, published)
             for name, amount in decided.counts.items():
                 count(name, amount)
             waiting = decided.waiting
@@ -376,7 +373,7 @@ class BoundCallback:
                 note_waiting(plan, store, shard, upto, waiting)
                 waiting = waiting.slice(0, 0)
             pieces = laid_out(decided)
-            return Held(pieces if ids is None else by_key(pieces, ids), waiting)
+            return Held(pieces if self._gathers else by_key(pieces), waiting)
 
         def laid_out(decided: Decided) -> Iterator[pa.RecordBatch]:
             pieces = decided.pieces(SPLIT_BUFFER_ROWS)
@@ -387,11 +384,9 @@ class BoundCallback:
                     return
                 yield piece
 
-        def by_key(
-            pieces: Iterator[pa.RecordBatch], ids: IdsOf
-        ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        def by_key(pieces: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
             for piece in pieces:
-                yield from split_by_shard(piece, shard_of(ids(piece), run.shards), run.shards)
+                yield from split_by_id(piece, "_id", run.shards)
 
         return decide
 
@@ -491,8 +486,7 @@ def run_in_memory(
     parts = [canonical(batch) for batch in source]
     records = concat([good for good, _ in parts], record_schema(run.plan))
     upto = run.plan.timeline.last_trigger_time
-    unit_shard = shard_of(ids_of(records.column("unit")), run.shards)
-    by_unit = dict(split_by_shard(records, unit_shard, run.shards))
+    by_unit = dict(split_by_id(records, "unit", run.shards))
     gathered: dict[tuple[int, int], list[pa.RecordBatch]] = {}
     shards = [[by_unit[s]] if s in by_unit else [] for s in range(run.shards)]
     if run.plan.design.skips:

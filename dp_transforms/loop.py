@@ -37,37 +37,29 @@ from dpstream.dp_transforms.batches import (
     concat,
     numpy_view,
     record_schema,
+    split_by_id,
     split_by_shard,
 )
 from dpstream.dp_transforms.beam.buffer import ShardCallback, outputs_of
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
-from dpstream.dp_transforms.beam.workers import IdsOf, Threads, Workers
+from dpstream.dp_transforms.beam.workers import Threads, Workers
 from dpstream.dp_transforms.ingest.records import require_once
 from dpstream.dp_transforms.pacing import stops
 from dpstream.dp_transforms.release import ShardRelease
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import guarded, timed
-from dpstream.state.idtable import shard_of
-
-
-class Tools(NamedTuple):
-    """The tools of a thread that bounds records: the stage, and ids of keys."""
-
-    decide: ShardCallback
-    ids: IdsOf
 
 
 class Stages(NamedTuple):
     """Builds the workers' side.
 
     Attributes:
-        bound, ids: for each thread.
+        bound: for each thread.
         release: for each key shard: noise paths stay with the shard's states from test to test,
             and with them the ciphers that they were begun with, which no two calls may share.
     """
 
     bound: Callable[[], ShardCallback]
-    ids: Callable[[], IdsOf]
     release: Callable[[], ShardCallback]
 
 
@@ -91,7 +83,7 @@ def alternate(
         threads: number of threads that work on shards.
         once: refuse a position that occurs twice.
     """
-    workers = Workers(lambda: Tools(stages.bound(), stages.ids()), threads)
+    workers = Workers(stages.bound, threads)
     release = [stages.release() for _ in range(run.shards)]
     for shard in range(run.shards):
         workers.ask(functools.partial(_by_stop, run.plan, ends, shard, records[shard], once))
@@ -133,7 +125,7 @@ def _by_stop(
     shard: int,
     batches: list[pa.RecordBatch],
     once: bool,
-    _: Tools,
+    _: ShardCallback,
 ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """(shard, number of the stop, its records), by the records' stamps; the batches go."""
     with timed("split"):
@@ -149,10 +141,10 @@ def _by_stop(
 
 
 def _bounded(
-    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, tools: Tools
+    shard: int, batches: list[pa.RecordBatch], upto: int, since: int, decide: ShardCallback
 ) -> Iterator[tuple[int, bool, pa.RecordBatch]]:
     """(unit shard, whether it waits, records that wait or admitted pairs)."""
-    return outputs_of(tools.decide, shard, batches, upto, since)
+    return outputs_of(decide, shard, batches, upto, since)
 
 
 def _groups(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -170,13 +162,13 @@ def _groups(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 
 def _split(
-    run: Run, batches: list[pa.RecordBatch], tools: Tools
+    run: Run, batches: list[pa.RecordBatch], _: ShardCallback
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(key shard, its pairs)."""
     with timed("split"):
         pairs = concat(batches, admitted_schema(run.plan))
         batches.clear()
-        yield from split_by_shard(pairs, shard_of(tools.ids(pairs), run.shards), run.shards)
+        yield from split_by_id(pairs, "_id", run.shards)
 
 
 def one_process(pipeline: beam.Pipeline) -> bool:

@@ -14,7 +14,6 @@ those that one undivided step would have given: keys do not depend on each other
 
 import contextlib
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,6 @@ from dpstream.dp_transforms.batches import (
     shard_release_schema,
 )
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
-from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.mixing import MixedNoise
 from dpstream.dp_transforms.noise.paths import NoiseStream, Sampler
 from dpstream.dp_transforms.noise.prf import KeyRing
@@ -180,13 +178,12 @@ class Stepper:
         shard: int,
         trigger: int,
         rows: pa.RecordBatch | None,
-        ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
         """Do ``step``, repeated as often as another worker is faster."""
         # Whoever is overtaken, another worker has made progress: at most a few times a step.
         for _ in range(STEP_ATTEMPTS):
             with contextlib.suppress(OvertakenError):
-                return self._step_once(window, shard, trigger, rows, ids)
+                return self._step_once(window, shard, trigger, rows)
         raise RunError("store", "another worker is always faster", "let it run on")
 
     def _step_once(
@@ -195,7 +192,6 @@ class Stepper:
         shard: int,
         trigger: int,
         rows: pa.RecordBatch | None,
-        ids: Ids | None = None,
     ) -> tuple[pa.RecordBatch, bool]:
         """Do ``step``; raise ``OvertakenError`` if another worker committed it meanwhile."""
         states = self.store.key_shard(window, shard)
@@ -211,7 +207,7 @@ class Stepper:
             self.store.forget(window, shard)
             raise OvertakenError
         try:
-            result = self._compute(states, window, shard, trigger, rows, ids)
+            result = self._compute(states, window, shard, trigger, rows)
             return self.store.commit_step(window, shard, trigger, states, result), True
         except BaseException:
             # Half-changed states must not count these rows again when the step is repeated.
@@ -223,10 +219,7 @@ class Stepper:
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
         """Do ``step`` for each (window, trigger, rows) in order, committed together."""
-        ids = self._ids_of([rows for _, _, rows in group])
-        work = [
-            (window, shard, *rest, own) for (window, *rest), own in zip(group, ids, strict=True)
-        ]
+        work = [(window, shard, *rest) for window, *rest in group]
         with self.store.at_work("release", shard):
             try:
                 with self.store.grouped():
@@ -240,14 +233,6 @@ class Stepper:
                 self._remembered.pop(shard, None)
                 raise
 
-    def _ids_of(self, parts: Sequence[pa.RecordBatch]) -> list[Ids]:
-        """Return key ids of the rows of several steps, computed together: steps can be small."""
-        names = [f.column for f in self.plan.key]
-        columns = [pa.concat_arrays([part.column(name) for part in parts]) for name in names]
-        ids = key_ids(self.plan, self.keys.key, pa.RecordBatch.from_arrays(columns, names=names))
-        ends = itertools.accumulate((part.num_rows for part in parts), initial=0)
-        return [ids[begin:end] for begin, end in itertools.pairwise(ends)]
-
     def _compute(
         self,
         states: KeyShard,
@@ -255,10 +240,9 @@ class Stepper:
         shard: int,
         trigger: int,
         rows: pa.RecordBatch | None,
-        ids: Ids | None,
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
-        ids = key_ids(self.plan, self.keys.key, rows) if ids is None else ids
+        ids = ids_of(rows.column("_id"))
         public, public_ids = self._entering_keys(window, shard, trigger)
         named = np.concatenate([ids, public_ids]) if len(public_ids) else ids
         self.store.load_keys(window, shard, trigger, states, named)
@@ -266,8 +250,8 @@ class Stepper:
         before = states.due_at(trigger)
         before, open_rows = self._taken.remaining(states, window, trigger, before, ids)
         if open_rows is not None:
-            rows, ids = rows.filter(pa.array(open_rows)), ids[open_rows]
-        batch = aggregate(self.plan, states, rows, ids, self.budget.weights)
+            rows = rows.filter(pa.array(open_rows))
+        batch = aggregate(self.plan, states, rows, self.budget.weights)
         slots = distinct(np.concatenate([batch.touched, before]), states.size)
         states.due[before] = NEVER
         closes = trigger == self.plan.timeline.triggers

@@ -35,7 +35,7 @@ from apache_beam.utils.timestamp import Timestamp
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import ArrowBatchCoder
 from dpstream.dp_transforms.beam.clock import clock_tick_of, instant
-from dpstream.dp_transforms.beam.workers import Threads, Workers
+from dpstream.dp_transforms.beam.workers import Threads, Workers, no_tool
 from dpstream.dp_transforms.telemetry import deliveries, guarded
 
 #: Rows of a step below which a shard's calls do not pay on a thread: they are more Python than
@@ -108,7 +108,7 @@ class BufferUntilTriggerTime(beam.DoFn):
         """Open store and key on the worker."""
         self._of_shard: dict[int, ShardCallback] = {}
         self._pending: dict[int, _Pending] = {}
-        self._workers = Workers(_nothing if self._per_shard else self._make, self._threads)
+        self._workers = Workers(no_tool if self._per_shard else self._make, self._threads)
 
     def teardown(self) -> None:
         """Close the store and destroy the key."""
@@ -229,10 +229,6 @@ class _Pending(NamedTuple):
 
     rows: Any
     at: Timestamp
-
-
-def _nothing() -> None:
-    """Return ``None``, for threads where shards have their own callbacks."""
 
 
 def outputs_of(

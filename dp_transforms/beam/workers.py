@@ -24,14 +24,10 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows, TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from dpstream.accounting.arrays import Ids
 from dpstream.accounting.limits import SPLIT_BUFFER_BYTES, SPLIT_BUFFER_ROWS
-from dpstream.dp_transforms.batches import concat, ids_of, split_by_shard
-from dpstream.dp_transforms.noise.ids import key_ids
+from dpstream.dp_transforms.batches import concat, split_by_id
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import Counts, add_counts, counted_apart, guarded, timed
-from dpstream.state.idtable import shard_of
 
 Tool = TypeVar("Tool")
 Task = TypeVar("Task")
@@ -69,6 +65,10 @@ class Threads(NamedTuple):
 
 class _StoppedError(Exception):
     """The work is not wanted any more."""
+
+
+def no_tool() -> None:
+    """Return ``None``, for calls that work with nothing of their thread's own."""
 
 
 class Workers(Generic[Tool]):
@@ -198,27 +198,6 @@ class Keyed(Tasked[NeedsKeys]):
         self.__dict__.pop("_ring", None)
 
 
-#: Rows -> the (n, 2) ids they are sent by.
-IdsOf = Callable[[pa.RecordBatch], Ids]
-
-
-def unit_ids() -> IdsOf:
-    """Return the function that gives the ids of the units of records."""
-    return lambda records: ids_of(records.column("unit"))
-
-
-class KeyIds:
-    """Builds, with the secret of a run, the function that gives the ids of the keys of rows."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __call__(self) -> IdsOf:
-        """Read the secret on the worker."""
-        plan, ring = self._run.plan, self._run.keys.ring()
-        return lambda rows: key_ids(plan, ring.key, rows)
-
-
 def reading_threads(threads: Threads, catch_up_limit: int | None) -> Threads:
     """Return the threads of the stages that read.
 
@@ -238,7 +217,7 @@ class SplitByShard(beam.DoFn):
     a trigger time while rows of it are on their way.
 
     Args:
-        make: gives, on the worker, the function from rows to the ids they are sent by.
+        column: of the 128-bit keyed ids that rows are sent by.
         shards: how many there are.
         schema: of the rows.
         threads: number of threads that split batches.
@@ -246,21 +225,21 @@ class SplitByShard(beam.DoFn):
 
     def __init__(
         self,
-        make: Callable[[], IdsOf],
+        column: str,
         shards: int,
         schema: pa.Schema,
         threads: Threads = Threads(),  # noqa: B008 - immutable
     ) -> None:
-        self._make, self._shards, self._schema = make, shards, schema
+        self._column, self._shards, self._schema = column, shards, schema
         self._threads = threads
 
     @guarded("split")
     def setup(self) -> None:
         """Make ready to split."""
-        self._workers = Workers(self._make, self._threads)
+        self._workers = Workers(no_tool, self._threads)
 
     def teardown(self) -> None:
-        """Destroy the key ring."""
+        """Let the threads go."""
         self.__dict__.pop("_workers", None)
 
     def start_bundle(self) -> None:
@@ -299,12 +278,11 @@ class SplitByShard(beam.DoFn):
         self._workers.ask(work)
 
     def _split(
-        self, held: list[pa.RecordBatch], least: Timestamp, ids: IdsOf
+        self, held: list[pa.RecordBatch], least: Timestamp, _: None
     ) -> Iterator[TimestampedValue]:
         with timed("split"):
             batch = concat(held, self._schema)
             held.clear()
-            shard = shard_of(ids(batch), self._shards)
-            parts = list(split_by_shard(batch, shard, self._shards))
+            parts = list(split_by_id(batch, self._column, self._shards))
         for pair in parts:
             yield TimestampedValue(pair, least)

@@ -11,6 +11,7 @@ records of a window up to the trigger it has come to, before a unit's contributi
 error therefore holds the noise and what bounding leaves out.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import admitted_schema, key_fields, numpy_view, value_columns
 from dpstream.dp_transforms.decision import Batch, expand, open_windows
+from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.connectors.registry import input_of
@@ -138,9 +140,10 @@ def summed(table: pa.Table, groups: list[str], schema: pa.Schema) -> pa.Table:
 def _pairs(job: Job) -> Iterator[pa.RecordBatch]:
     """(record, window) pairs of all usable records, late ones left out; none is bounded."""
     plan, ring = job.plan, KeyRing(bytes(32))  # ids only tell units apart here: any key will do
+    ids = functools.partial(key_ids, plan, ring.key)
     with named_by("--truth"):
         for records in canonical_records(job, plan, ring):
-            everything = Batch(plan, records)
+            everything = Batch(plan, records, ids)
             entry_trigger_time = np.maximum(everything.event_trigger_time, everything.trigger_time)
             _, everything.pairs = open_windows(
                 plan.timeline, everything.event_trigger_time, entry_trigger_time

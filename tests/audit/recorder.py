@@ -13,7 +13,6 @@ import pyarrow as pa
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import bounding, flow, step
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
-from dpstream.dp_transforms.beam.workers import KeyIds
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory, canonical_public_keys
 from dpstream.dp_transforms.noise.continuous import ContinuousGaussian
 from dpstream.dp_transforms.noise.paths import NoiseStream
@@ -171,12 +170,12 @@ def record_bound_by_trigger_times(
             timeline.trigger_time_of(good.column("stamp").to_numpy()), 1, timeline.last_trigger_time
         )
         shard = shard_of(ids_of(good.column("unit")), shards)
-        store, keys = run.open(), KeyIds(run)()
+        store = run.open()
         with watched(trace, serials):
             for upto in range(1, timeline.last_trigger_time + 1):
                 for number in range(shards):
                     now = good.filter(pa.array((trigger_time == upto) & (shard == number)))
-                    bound(plan, store, number, now, upto, key_ids=keys)
+                    bound(plan, store, number, now, upto)
     finally:
         stores.close_all()
     return trace

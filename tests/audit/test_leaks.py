@@ -14,7 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from click.testing import CliRunner
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.dp_transforms import bounding, flow, release, step
+from dpstream.dp_transforms import batches, bounding, flow, release, step
 from dpstream.dp_transforms.beam import workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.ingest import columns, records
@@ -73,7 +73,7 @@ PLACES: list[tuple[Any, str]] = [
     (columns, "identity"), (columns, "measure"), (columns, "instant"), (records, "typed_ids"),
     (records.CanonicaliserFactory, "__call__"), (flow.BoundCallback, "__call__"),
     (flow.ReleaseCallback, "__call__"), (flow.SealFactory, "__call__"),
-    (workers, "split_by_shard"), (workers, "shard_of"), (flow, "concat"),
+    (workers, "split_by_id"), (batches, "shard_of"), (flow, "concat"),
     (flow, "decide_records"), (bounding, "admit"), (bounding, "expand"), (bounding, "stamp_order"),
     (flow, "steps_through"), (step, "aggregate"), (step, "candidates"), (step, "select"),
     (step, "predict"), (step, "publish"), (step, "id_array"),

@@ -43,8 +43,8 @@ def _nothing_waits(real: Any) -> Any:
 
 
 def _since_ignored(real: Any) -> Any:
-    return lambda plan, store, shard, records, upto, since=0: real(
-        plan, store, shard, records, upto
+    return lambda plan, store, shard, records, upto, since, *more: real(
+        plan, store, shard, records, upto, 0, *more
     )
 
 

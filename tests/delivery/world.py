@@ -24,6 +24,7 @@ from dpstream.state.idtable import shard_of
 from dpstream.state.sqlite.store import SqliteStore
 from tests.audit.neighbours import deliveries
 from tests.audit.recorder import begin
+from tests.bounded import ids_in
 from tests.delivery.runner import ENDLESS, Runner
 from tests.delivery.schedules import Back, Deliver, Fire, Keep, Schedule, Tick, WatermarkEvent
 from tests.simulation.checks import (
@@ -270,7 +271,7 @@ def _complete(world: World) -> None:
 
 def _filled(world: World, made: dict[Record, Decision]) -> Batch:
     """The records with what was decided on them."""
-    batch = Batch(world.plan, world.records)
+    batch = Batch(world.plan, world.records, ids_in(world.plan))
     for row in range(world.records.num_rows):
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)

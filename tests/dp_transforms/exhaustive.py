@@ -486,7 +486,7 @@ def forced(
         chosen = {key_name(k) for (w, k), at in path.items() if w == window and at <= trigger}
         return np.array([name in chosen for name in names], np.bool_)
 
-    def keep(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
+    def keep(plan: Plan, states: Any, batch: Any, weights: Any) -> Any:
         units, index = ids_of(batch.column("unit")), numpy_view(batch.column("_index"))
         columns = (batch.column(name).to_pylist() for name in ("window", "trigger", "page"))
         new = [
@@ -495,7 +495,7 @@ def forced(
         ]
         rows.extend(new)
         with around(states, new):
-            return aggregate(plan, states, batch, ids, weights)
+            return aggregate(plan, states, batch, weights)
 
     def predict(plan: Plan, _: Any, states: Any, slots: Any, trigger: int) -> None:
         later = [t for t in plan.design.test_triggers.tolist() if t > trigger]

@@ -112,7 +112,9 @@ def test_schemas_name_what_the_plan_needs() -> None:
         "unit", "stamp", "_event_trigger_time", "partition", "offset", "page", "lang", "v1",
     ]  # fmt: skip
     assert "_event_trigger_time" not in record_schema(make_plan()).names
-    assert admitted_schema(plan).names == ["window", "trigger", "unit", "page", "lang", "v1"]
+    assert admitted_schema(plan).names == [
+        "window", "trigger", "_id", "unit", "page", "lang", "v1",
+    ]  # fmt: skip
     assert "rank" in admitted_schema(make_plan(per_key_bound=1)).names
     released = shard_release_schema(plan).names
     assert released == ["page", "lang", "_id", "n", "n_sd", "total", "total_sd"]

@@ -20,7 +20,7 @@ import pytest
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding, skipping
-from dpstream.dp_transforms.batches import concat, record_schema
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.bounding import decide
 from dpstream.dp_transforms.decision import admit, firsts, taken_pairs
 from dpstream.dp_transforms.ingest.records import Canonicaliser
@@ -179,7 +179,8 @@ class Case:
     def deliver(self, positions: Iterable[tuple[int, int]], upto: int) -> list[Row]:
         rows = np.array([self.row[p] for p in positions], np.int64)
         records = self.records.take(pa.array(rows))
-        out, *_ = bound(self.plan, self.open(), 0, records, upto, key_ids=self.key_ids)
+        out, *_ = bound(self.plan, self.open(), 0, records, upto)
+        assert (ids_of(out.column("_id")) == self.key_ids(out)).all()
         return plain_rows(out)
 
     def expected(self, pairs: Iterable[Pair]) -> list[Row]:
@@ -197,7 +198,7 @@ class Case:
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[Row]:
-    names = [n for n in batch.schema.names if n != "key_id"]
+    names = [n for n in batch.schema.names if n != "_id"]
     return sorted(zip(*(batch.column(n).to_pylist() for n in names), strict=True))
 
 
@@ -339,9 +340,7 @@ def test_what_never_was_delivered_in_time_is_counted(case: Case) -> None:
     lost = [p for p in case.row if case.accepted[p].unit[0] == "u1"]
     case.deliver([p for p in case.row if p not in set(lost)], last)
     rows = pa.array([case.row[p] for p in lost])
-    out, counts, _ = bound(
-        case.plan, case.open(), 0, case.records.take(rows), last, key_ids=case.key_ids
-    )
+    out, counts, _ = bound(case.plan, case.open(), 0, case.records.take(rows), last)
     assert lost and out.num_rows == 0
     assert counts["operator_records_undelivered"] == len(lost)
 
@@ -418,7 +417,7 @@ def test_who_waits(case: Case) -> None:
 
     def waiting(positions: Iterable[tuple[int, int]], upto: int) -> set[tuple[int, int]]:
         rows = case.records.take(pa.array([case.row[p] for p in positions]))
-        batch = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids).waiting
+        batch = bound(case.plan, case.open(), 0, rows, upto).waiting
         where = (batch.column(name).to_pylist() for name in ("partition", "offset"))
         return set(zip(*where, strict=True))
 
@@ -460,7 +459,7 @@ def test_pairs_are_counted_as_admitted_rejected_or_late(case: Case) -> None:
             expected["late"] += holds - still_open
             expected["rejected"] += still_open - len(slow.fate[position])
         rows = case.records.take(pa.array([case.row[p] for p in now]))
-        _, counts, _ = bound(case.plan, case.open(), 0, rows, upto, key_ids=case.key_ids)
+        _, counts, _ = bound(case.plan, case.open(), 0, rows, upto)
         tally = {name: counts[f"operator_pairs_{name}"] for name in expected}
         assert tally == expected
         totals = {name: totals.get(name, 0) + n for name, n in tally.items()}
@@ -531,10 +530,10 @@ def test_what_was_emitted_is_not_returned_again(case: Case) -> None:
     last, got, since = case.plan.timeline.last_trigger_time, list[Row](), 0
     for upto in range(1, last + 1):
         rows = case.records.take(pa.array(np.random.default_rng(upto).permutation(len(case.row))))
-        out, *_ = bound(case.plan, case.open(), 0, rows, upto, since, case.key_ids)
+        out, *_ = bound(case.plan, case.open(), 0, rows, upto, since)
         got, since = got + plain_rows(out), upto
     assert sorted(got) == case.expected(SlowBound(case.plan, case.accepted).deliver(case.row, last))
-    again, *_ = bound(case.plan, case.open(), 0, case.records, last, last, case.key_ids)
+    again, *_ = bound(case.plan, case.open(), 0, case.records, last, last)
     assert again.num_rows == 0
 
 

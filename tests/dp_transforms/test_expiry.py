@@ -1,7 +1,6 @@
 """Expiry and abandoning in a stream of single trigger times, with restarts that replay it."""
 
 import contextlib
-import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,12 +17,10 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import bounding
 from dpstream.dp_transforms.batches import admitted_schema, concat, ids_of, record_schema
-from dpstream.dp_transforms.beam.workers import KeyIds
 from dpstream.dp_transforms.bounding import Copies
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.flow import SealFactory, run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser
-from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.dp_transforms.release import steps_through
 from dpstream.dp_transforms.run import Run
@@ -97,7 +94,6 @@ class Live:
         shard = shard_of(ids_of(records.column("unit")), SHARDS)
         given: dict[str, Any] = {}
         if self.run.plan.design.skips:
-            given["key_ids"] = KeyIds(self.run)()
             given["published"] = PublishedKeys(self.run.plan, self.store)
         for n in range(SHARDS):
             mine = records.filter(pa.array(shard == n))
@@ -114,7 +110,7 @@ class Live:
 
     def step(self, rows: pa.RecordBatch, upto: int) -> None:
         """Every step up to a trigger time, old ones read back."""
-        to = shard_of(key_ids(self.run.plan, self.ring.key, rows), SHARDS)
+        to = shard_of(ids_of(rows.column("_id")), SHARDS)
         parts: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for n in range(SHARDS):
             mine = rows.filter(pa.array(to == n))
@@ -430,7 +426,6 @@ class Runner(NamedTuple):
         """What is admitted at the trigger times after ``since``, through ``last``."""
         draw = random.Random(seed)
         store = begin(self.plan, self.path, self.shards).open()
-        ids = functools.partial(key_ids, self.plan, KEYS.ring().key)
         shard = shard_of(ids_of(self.records["unit"]), self.shards)
         stamps = self.records["stamp"].to_numpy()
         times = np.maximum(1, self.plan.timeline.trigger_time_of(stamps))
@@ -450,7 +445,7 @@ class Runner(NamedTuple):
                 rows = np.flatnonzero(must | may)
                 rows = np.concatenate([rows, rows[: len(rows) // 2]])
                 given = self.records.take(pa.array(draw.sample(rows.tolist(), len(rows))))
-                self.decide(store, number, given, upto, since, ids, attempt, draw)
+                self.decide(store, number, given, upto, since, attempt, draw)
             else:
                 for time in range(since + 1, upto + 1):
                     out[time] = attempt.get(time, Counter())
@@ -459,11 +454,11 @@ class Runner(NamedTuple):
         return {time: pairs for time, pairs in out.items() if pairs}
 
     def decide(self, store: Any, number: int, given: pa.RecordBatch, upto: int, since: int,
-               ids: Any, attempt: Pairs, draw: random.Random) -> None:  # fmt: skip
+               attempt: Pairs, draw: random.Random) -> None:  # fmt: skip
         """A decision; what it admits is told apart by trigger times, one question for each."""
-        bound(self.plan, store, number, given, upto, since, ids)
+        bound(self.plan, store, number, given, upto, since)
         for time in range(since + 1, upto + 1):  # decided already: the same records once more
-            got = bound(self.plan, store, number, given, time, time - 1, ids)[0].to_pylist()
+            got = bound(self.plan, store, number, given, time, time - 1)[0].to_pylist()
             attempt[time].update((r["unit"], r["page"], r["trigger"], r["v1"]) for r in got)
         if draw.random() < 0.3:
             timeline = self.plan.timeline  # windows whose steps are all committed may go
@@ -521,14 +516,13 @@ def test_the_counter_of_copies_counts_what_no_admitted_record_holds(tmp_path: Pa
     for name in ("time", "arrived"):
         columns[name] = pa.array(columns[name]).cast(pa.timestamp("us", "UTC"))
     records = Canonicaliser(plan, KEYS.ring())(positioned(columns))[0]
-    ids = functools.partial(key_ids, plan, KEYS.ring().key)
     times = np.maximum(1, plan.timeline.trigger_time_of(records["stamp"].to_numpy()))
     for spans in ([1, 2], [2]):  # the second decision reads the first one's from the store
         store = begin(plan, tmp_path / f"{len(spans)}.db", 1).open()
         counts, since = Counter[str](), 0
         for upto in spans:
             of = records.filter(pa.array((times > since) & (times <= upto)))
-            counts.update(bound(plan, store, 0, of, upto, since, ids).counts)
+            counts.update(bound(plan, store, 0, of, upto, since).counts)
             since = upto
         assert counts["operator_copies_left_out"] == 3
         assert counts["operator_pairs_admitted"] == 3

@@ -205,10 +205,10 @@ def forgotten_by_true_count() -> Iterator[None]:
         at[0] = window
         return compute(stepper, states, window, *rest)
 
-    def count(plan: Plan, states: Any, batch: Any, ids: Any, weights: Any) -> Any:
-        for unit, key in zip(ids_of(batch.column("unit")), ids, strict=True):
-            counts[at[0], key.tobytes()] += unit is not None
-        return aggregate(plan, states, batch, ids, weights)
+    def count(plan: Plan, states: Any, batch: Any, weights: Any) -> Any:
+        for key in ids_of(batch.column("_id")):
+            counts[at[0], key.tobytes()] += 1
+        return aggregate(plan, states, batch, weights)
 
     def slots_of(remembered: Remembered, window: int) -> Any:
         slots = of(remembered, window)

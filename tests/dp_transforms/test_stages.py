@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget.allocation import Budget, StreamNoise, allocate
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.plan import Plan
@@ -43,14 +42,13 @@ from tests.streams import COUNT, KEYS, MEAN, SUM, UNITS, make_plan
 Pair = tuple[int, int, int, dict[str, int]]
 
 
-def batch_of(
-    plan: Plan, rows: Sequence[Pair], window: int = 0, trigger: int = 1
-) -> tuple[pa.RecordBatch, Ids]:
-    """(admitted pairs of one step, key ids of the rows)."""
+def batch_of(plan: Plan, rows: Sequence[Pair], window: int = 0, trigger: int = 1) -> pa.RecordBatch:
+    """Admitted pairs of one step."""
     columns: dict[str, object] = {
         "window": [window] * len(rows),
         "trigger": [trigger] * len(rows),
         "rank": [row[2] for row in rows],
+        "_id": id_array(ids([row[1] for row in rows])),
         "unit": id_array(ids([row[0] for row in rows])),
         "page": [f"k{row[1]}" for row in rows],
     }
@@ -58,8 +56,7 @@ def batch_of(
         if name not in columns:
             columns[name] = [row[3][name] for row in rows]
     schema = admitted_schema(plan)
-    batch = pa.RecordBatch.from_pydict({n: columns[n] for n in schema.names}, schema)
-    return batch, ids([row[1] for row in rows])
+    return pa.RecordBatch.from_pydict({n: columns[n] for n in schema.names}, schema)
 
 
 def states_of(plan: Plan, keys: Sequence[int] = ()) -> KeyShard:
@@ -84,12 +81,12 @@ ROWS: list[Pair] = [(1, 0, 0, {"v1": 5}), (2, 0, 0, {"v1": 1}), (1, 0, 1, {"v1":
 def test_units_count_once_and_values_add_up() -> None:
     plan = make_plan(aggregates=(COUNT, SUM))
     states = states_of(plan, [9])
-    update = aggregate(plan, states, *batch_of(plan, ROWS), None)
+    update = aggregate(plan, states, batch_of(plan, ROWS), None)
     assert states.units[:3].tolist() == [0, 2, 1]
     assert states.values[:3].tolist() == [[0, 0], [3, 13], [1, -2]]
     assert update.touched.tolist() == [1, 2]
     assert sorted(update.pair_slots.tolist()) == [1, 1, 2]
-    again = aggregate(plan, states, *batch_of(plan, ROWS[:1]), None)
+    again = aggregate(plan, states, batch_of(plan, ROWS[:1]), None)
     assert states.units[:3].tolist() == [0, 2, 1] and states.values[1].tolist() == [4, 18]
     assert again.touched.tolist() == [1] and len(again.pair_slots) == 0
 
@@ -98,20 +95,20 @@ def test_a_key_that_was_selected_counts_no_more_units() -> None:
     plan = make_plan()
     states = states_of(plan, [0])
     states.selected[0] = 1
-    update = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {})]), None)
+    update = aggregate(plan, states, batch_of(plan, [(1, 0, 0, {})]), None)
     assert states.units[0] == 0 and states.values[0].tolist() == [1]
     assert update.touched.tolist() == [0] and len(update.pair_slots) == 0
     counted = make_plan(aggregates=(UNITS,))  # unless their count is published
     states = states_of(counted, [0])
     states.selected[0] = 1
-    aggregate(counted, states, *batch_of(counted, [(1, 0, 0, {})]), None)
+    aggregate(counted, states, batch_of(counted, [(1, 0, 0, {})]), None)
     assert states.units[0] == 1
 
 
 def test_no_units_are_kept_for_a_list_of_keys() -> None:
     plan = make_plan(public="fixed list")
     states = states_of(plan, [0])
-    update = aggregate(plan, states, *batch_of(plan, [(1, 0, 0, {}), (2, 0, 0, {})]), None)
+    update = aggregate(plan, states, batch_of(plan, [(1, 0, 0, {}), (2, 0, 0, {})]), None)
     assert states.units[0] == 0 and states.values[0].tolist() == [2]
     assert len(update.pair_units) == 0
 
@@ -124,7 +121,7 @@ def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None
     rows: list[Pair] = [(1, 0, 0, {"v1": 5}), (2, 0, 2, {"v1": 1}), (1, 0, -1, {"v1": 7}),
                         (1, 5, 1, {"v1": -2})]  # fmt: skip
     batch = batch_of(plan, [rows[at] for at in order])
-    update = aggregate(plan, states, *batch, np.array([100, 10, 1]))
+    update = aggregate(plan, states, batch, np.array([100, 10, 1]))
     assert states.units[:2].tolist() == [2, 1]
     assert states.values[:2].tolist() == [[3, 13, 101], [1, -2, 10]]
     assert len(update.pair_slots) == len(update.pair_units) == 0 == states.pairs.size
@@ -134,7 +131,7 @@ def test_a_unit_counts_with_the_weight_of_its_first_pair() -> None:
     plan = make_plan(weights=SelectionWeights(), skip=False)
     states = states_of(plan, [0, 5])
     rows: list[Pair] = [(1, 0, 2, {}), (1, 0, 1, {}), (2, 0, 0, {}), (1, 5, 2, {})]
-    aggregate(plan, states, *batch_of(plan, rows), np.array([100, 10, 1]))
+    aggregate(plan, states, batch_of(plan, rows), np.array([100, 10, 1]))
     assert states.values[:2].tolist() == [[3, 110], [1, 1]]
 
 

@@ -30,7 +30,7 @@ from dpstream.state.spanner.schema import BOUND, Mutations, create_tables, gener
 from dpstream.state.spanner.shards import SpannerUnitShard
 from dpstream.state.store import OvertakenError, RunIdentity
 from tests import emulator
-from tests.bounded import bound
+from tests.bounded import bound, ids_in
 from tests.faults.child import batches_of, plan_of
 from tests.faults.places import Places, places, small_commits
 from tests.faults.runs import Releases, calm, job, released
@@ -129,7 +129,7 @@ def decided_in_turns(url: str, interrupted: bool) -> list[str]:
             bound(plan, run.open(), 0, records, last)
         stores.close_all()
     out = []
-    trigger_time = Batch(plan, records).trigger_time
+    trigger_time = Batch(plan, records, ids_in(plan)).trigger_time
     for since, upto in ((0, 3), (3, last)):
         new = records.filter(pa.array((trigger_time > since) & (trigger_time <= upto)))
         admitted, *_ = bound(plan, run.open(), 0, new, upto)

@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import ArrowBatchCoder, record_schema
-from dpstream.dp_transforms.beam.workers import SplitByShard, unit_ids
+from dpstream.dp_transforms.beam.workers import SplitByShard
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.kafka.source import KafkaInput
 from dpstream.pipelines.connectors.pubsub import source as pubsub_client
@@ -121,7 +121,7 @@ def test_a_lost_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def lost(self: flow.Bound, pcolls: Any) -> Any:
         records, clock_ticks = pcolls
         schema = record_schema(self._run.plan)
-        split = beam.ParDo(SplitByShard(unit_ids, self._run.shards, schema))
+        split = beam.ParDo(SplitByShard("unit", self._run.shards, schema))
         return (
             (records | "ByUnit" >> split, clock_ticks | "P" >> flow._to_shards(self._run, schema))
             | "UnitInput" >> beam.Flatten()

@@ -9,18 +9,18 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.plan.plan import Plan
-from dpstream.dp_transforms.batches import concat, record_schema, split_by_shard
+from dpstream.dp_transforms.batches import concat, ids_of, record_schema, split_by_shard
 from dpstream.dp_transforms.decision import Batch, expand
 from dpstream.dp_transforms.flow import ReleaseCallback, SealFactory, run_in_memory
-from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state.idtable import shard_of
 from dpstream.state.retention import period_trigger_time
 from dpstream.state.store import Admitted, PerKey, Store, UnitShard
+from tests.bounded import ids_in
 from tests.dp_transforms.reference import remembered_keys
 from tests.simulation.hooks import nothing_expires
 from tests.simulation.runner import run_on
 from tests.simulation.stores import sqlite
-from tests.streams import KEYS, as_rows, by_name, sealed_bytes
+from tests.streams import as_rows, by_name, sealed_bytes
 
 #: A record: partition, offset, unit.
 Record = tuple[int, int, bytes]
@@ -94,7 +94,7 @@ def decisions(
         earlier_decisions: decisions whose positions may have expired.
     """
     gone, out = earlier_decisions or {}, dict[Record, Decision]()
-    batch = Batch(plan, records)
+    batch = Batch(plan, records, ids_in(plan))
     place = shard_of(batch.ids, shards)
     for shard in range(shards):
         mine = dict[Record, Decision]()
@@ -202,7 +202,7 @@ def check_skips(
         for released in as_rows(data):
             first.setdefault((window, str(released["page"])), timeline.base(window) + trigger)
     remembered_pages = remembered_keys(plan, first)
-    batch, pages = Batch(plan, records), records.column("page").to_pylist()
+    batch, pages = Batch(plan, records, ids_in(plan)), records.column("page").to_pylist()
     taken: dict[bytes, list[int]] = {}
     for row, page in enumerate(pages):
         unit = batch.ids[row].tobytes()
@@ -253,7 +253,7 @@ def _check_bound(
     if any(n > world.plan.privacy.contributions for n in pairs.values()):
         raise Problem("a unit has more than C pairs")
     # Units of which no record broke the delivery assumption: nothing of theirs may differ.
-    batch = Batch(world.plan, records)
+    batch = Batch(world.plan, records, ids_in(world.plan))
     late = {
         batch.ids[row].tobytes()
         for row, place in enumerate(
@@ -291,7 +291,7 @@ def _from_decisions(
 ) -> dict[tuple[int, int], bytes]:
     """What RELEASE must publish when BOUND has decided so, from a new store."""
     plan, run = world.plan, world.run
-    batch = Batch(plan, records)
+    batch = Batch(plan, records, ids_in(plan))
     for row in range(records.num_rows):
         record = int(batch.partition[row]), int(batch.offset[row]), batch.ids[row].tobytes()
         decision = made.get(record)
@@ -300,7 +300,7 @@ def _from_decisions(
                 decision = decision._replace(pairs=decision.pairs & 0xFFFF)
             put_decision(batch, row, decision)
     rows = expand(plan, records, np.flatnonzero(batch.pairs), batch)
-    target = shard_of(key_ids(plan, KEYS.ring().key, rows), world.shards)
+    target = shard_of(ids_of(rows.column("_id")), world.shards)
     file = sqlite(world.identity, plan, world.folder, -2)
     store = file.open()
     try:

@@ -406,7 +406,7 @@ def rows_of(count: int, size: int) -> pa.RecordBatch:
 def test_large_rows_are_split_sooner(size: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SPLIT_BUFFER_ROWS", 5000)
     monkeypatch.setattr(workers, "SPLIT_BUFFER_BYTES", 256 << 10)
-    dofn = SplitByShard(workers.unit_ids, 3, SCHEMA)
+    dofn = SplitByShard("unit", 3, SCHEMA)
     dofn.setup()
     dofn.start_bundle()
     gathered = out = 0

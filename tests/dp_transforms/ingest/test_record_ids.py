@@ -1,6 +1,5 @@
 """Records that an id names: wherever and however often they are delivered, they count once."""
 
-import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from dpstream.accounting.fields import Field
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.ingest.records import Canonicaliser
-from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.state import open as stores
 from dpstream.state.arrow import indexed, position_ids
 from dpstream.state.store import Admitted, Store
@@ -250,8 +248,7 @@ def test_a_copy_with_other_contents_gets_no_decision_of_the_first(
         }
         records, dead = Canonicaliser(plan, ring)(positioned(columns))
         assert dead.num_rows == 0
-        ids = functools.partial(key_ids, plan, ring.key)
-        return bound(plan, store, 0, records, 2, 0, ids)[0].num_rows
+        return bound(plan, store, 0, records, 2, 0)[0].num_rows
 
     assert admitted(0.5, "a") == 1
     assert admitted(*other) == 0
