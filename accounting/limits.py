@@ -85,6 +85,10 @@ LEAST_LIFE = 366 * 86_400 * MICROS_PER_SECOND
 #: repeats the steps of the last one.
 COMMIT_STEPS = 16
 COMMIT_ROWS = 250_000
+#: Rows of one part of a release: what one worker sorts, and a sink writes, at a time.
+RELEASE_ROWS = 1 << 20
+#: Rows of a sorted run that are read at once where runs of that many rows are merged.
+MERGED_ROWS = 1 << 13
 #: Releases, and rows of them, that a sink writes together; files that are open at once; threads
 #: that encode large ones and wait for the disk.
 SINK_RELEASES = 64

@@ -51,6 +51,10 @@ WINDOW, TRIGGER = b"dpstream.window", b"dpstream.trigger"
 #: step.
 FIRST, BEGIN, THROUGH = b"dpstream.first", b"dpstream.begin", b"dpstream.through"
 SHARD = b"dpstream.shard"
+#: Metadata of a shard's step whose rows are not in the batch: they are read from the store.
+STORED = b"dpstream.stored"
+#: Metadata of a part of a release that has several: ``number/count``, numbers from 0 on.
+PART = b"dpstream.part"
 #: Smaller batches travel as bytes: they cost no more than a ticket's bookkeeping.
 HAND_OVER_ROWS = 1024
 _TICKET = b"dpstream-ticket:"
@@ -198,6 +202,12 @@ def release_schema(plan: Plan) -> pa.Schema:
     )
 
 
+def part_of(batch: pa.RecordBatch) -> tuple[int, int]:
+    """Return the number of a part of a release, and how many parts the release has."""
+    number, _, count = (batch.schema.metadata or {}).get(PART, b"0/1").partition(b"/")
+    return int(number), int(count)
+
+
 def position_runs(partition: Int64, offset: Int64) -> dict[bytes, bytes]:
     """Encode the positions of rows as a batch's metadata: runs of consecutive positions."""
     goes_on = (np.diff(offset) == 1) & (np.diff(partition) == 0)
@@ -239,6 +249,32 @@ def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     except pa.ArrowInvalid:
         raise RunError("shards", "a shard's text exceeds 2 GiB", "use more shards") from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def in_batches_of(
+    size: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all batches in batches of ``size``; the last has the rest, and may be the
+    only one and empty.
+    """
+    held, rows, given = list[pa.RecordBatch](), 0, False
+
+    def joined() -> pa.RecordBatch:
+        batch = concat(held, schema)
+        held.clear()
+        return batch
+
+    for batch in batches:
+        begin = 0
+        while batch.num_rows - begin > size - rows:
+            held.append(batch.slice(begin, size - rows))
+            begin += size - rows
+            yield joined()
+            rows, given = 0, True
+        held.append(batch.slice(begin))
+        rows += batch.num_rows - begin
+    if rows or not given:
+        yield joined()
 
 
 def split_by_shard(

@@ -13,6 +13,7 @@ it; with bounded input all trigger times are announced at once and one callback 
 through them.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from dpstream.accounting.limits import DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import (
     SHARD,
+    STORED,
     admitted_schema,
     concat,
     record_schema,
@@ -40,7 +42,6 @@ from dpstream.dp_transforms.beam.workers import (
     Threads,
     reading_threads,
 )
-from dpstream.dp_transforms.bounding import Decided
 from dpstream.dp_transforms.bounding import decide as decide_records
 from dpstream.dp_transforms.ingest.records import (
     CanonicaliserFactory,
@@ -59,15 +60,17 @@ from dpstream.dp_transforms.release import (
     ShardRelease,
     commit_groups,
     due_by,
+    emitted,
     in_order,
     seal,
     steps_through,
 )
 from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
-from dpstream.dp_transforms.telemetry import count, step_done, timed
+from dpstream.dp_transforms.telemetry import count, step_done, timed, timed_each
 from dpstream.state.ledger import lineage
 from dpstream.state.retention import expire
+from dpstream.state.store import OvertakenError
 
 #: A watermark W promises only what lies before W, so BOUND fires at its trigger time, not before,
 #: and the release step one runner tick later, when BOUND's outputs are there.
@@ -372,17 +375,8 @@ class BoundCallback:
             if upto == run.upto:
                 note_waiting(plan, store, shard, upto, waiting)
                 waiting = waiting.slice(0, 0)
-            pieces = laid_out(decided)
+            pieces = timed_each("bound", decided.pieces(SPLIT_BUFFER_ROWS))
             return Held(pieces if self._gathers else by_key(pieces), waiting)
-
-        def laid_out(decided: Decided) -> Iterator[pa.RecordBatch]:
-            pieces = decided.pieces(SPLIT_BUFFER_ROWS)
-            while True:
-                with timed("bound"):
-                    piece = next(pieces, None)
-                if piece is None:
-                    return
-                yield piece
 
         def by_key(pieces: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
             for piece in pieces:
@@ -430,7 +424,7 @@ class ReleaseCallback:
                 for (window, trigger, _), (released, computed) in zip(group, done, strict=True):
                     count("steps_committed" if computed else "steps_reemitted")
                     step_done()
-                    yield (window, trigger), released.replace_schema_metadata({SHARD: str(shard)})
+                    yield (window, trigger), emitted(released, shard, run.shards)
             if self._bounded:
                 # Nothing of a window can go before its last shard is done.
                 if upto in (timeline.last_trigger_time, run.upto):
@@ -453,7 +447,7 @@ class SealFactory:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch]:
+    def __call__(self) -> Callable[[int, int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Bind plan, identity and release-id key."""
         run, store, ring = self._run, self._run.open(), self._run.keys.ring()
         identity, retained = store.identity, store.retained_windows
@@ -465,10 +459,23 @@ class SealFactory:
             for epoch in (identity.epoch, *(e for e, _ in retained.epochs))
         }
 
-        def sealed(window: int, trigger: int, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+        def rows_of(window: int, trigger: int, step: pa.RecordBatch) -> pa.RecordBatch:
+            metadata = step.schema.metadata or {}
+            if STORED not in metadata:
+                return step
+            rows = store.committed_releases(window, int(metadata[SHARD]), trigger)
+            if rows is None:
+                raise OvertakenError  # the sink has had the release since, and the store let it go
+            return rows
+
+        def sealed(
+            window: int, trigger: int, steps: Iterable[pa.RecordBatch]
+        ) -> Iterator[pa.RecordBatch]:
             prefix = prefixes[retained.epoch_of(window, identity.epoch)]
-            with timed("seal"):
-                return seal(run.plan, identity, ring.release, prefix, window, trigger, parts)
+            rows = (rows_of(window, trigger, step) for step in steps)
+            parts = seal(run.plan, identity, ring.release, prefix, window, trigger, rows)
+            with contextlib.suppress(OvertakenError):
+                yield from timed_each("seal", parts)
 
         return sealed
 

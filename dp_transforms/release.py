@@ -1,9 +1,20 @@
-"""RELEASE: commit, then emit; and one sealed object per (window, trigger).
+"""RELEASE: commit, then emit; and the sealed release of each (window, trigger).
 
 The steps that are due on a shard run in order, a few of them in one transaction, and what was
 committed is emitted.  The seal waits for all shards of a (window, trigger).
+
+**Parts.**  A release of more than ``RELEASE_ROWS`` rows has several parts: that many rows each, in
+order of keys, so that its parts are functions of the plan and the released keys only, as a release
+of one part is.  Every part says its number and how many there are.  A sink writes each like a
+release, and shows none of them before all are written.
+
+Memory is bounded by the part and by the largest step of a shard: the shards of such a release emit
+where their rows are committed, and the seal reads them one after the other.  It sorts a part's rows
+at a time, writes these runs to a temporary file, and merges them.
 """
 
+import itertools
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,16 +27,19 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget.calibration import calibrated
-from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS
+from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS, MERGED_ROWS, RELEASE_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
+    PART,
     SHARD,
+    STORED,
     TRIGGER,
     WINDOW,
     ArrowBatchCoder,
     concat,
     ids_of,
+    in_batches_of,
     key_fields,
     numpy_view,
     sealed_schema,
@@ -34,9 +48,12 @@ from dpstream.dp_transforms.batches import (
 from dpstream.dp_transforms.noise.prf import Prf
 from dpstream.dp_transforms.telemetry import count, guarded
 from dpstream.state.arrow import id_array
+from dpstream.state.disk_errors import file_errors
+from dpstream.state.retention_store import piece_bounds
 from dpstream.state.store import RunIdentity
 
-#: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch.
+#: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch, which
+#: is empty where the seal reads the rows from the store.
 ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
 
 
@@ -106,6 +123,58 @@ def commit_groups(
         yield group
 
 
+def emitted(released: pa.RecordBatch, shard: int, shards: int) -> pa.RecordBatch:
+    """Return what a shard emits of a committed step: its rows, or that they are to be read from the
+    store, where the release can have several parts.
+    """
+    metadata = {SHARD: str(shard)}
+    if released.num_rows * shards > RELEASE_ROWS:
+        return released.slice(0, 0).replace_schema_metadata(metadata | {STORED: b""})
+    return released.replace_schema_metadata(metadata)
+
+
+def _parts(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (how many parts there are, a part): the rows by key, ``RELEASE_ROWS`` in each part."""
+    schema, keys = shard_release_schema(plan), [(f.name, "ascending") for f in key_fields(plan)]
+
+    def order_of(rows: pa.RecordBatch) -> pa.Array:
+        return pc.sort_indices(pa.Table.from_batches([rows]), sort_keys=keys)
+
+    def merged() -> Iterator[pa.RecordBatch]:
+        reader, chunks = pa.ipc.open_file(file), order_of(concat(first, schema)).to_pylist()
+        rest: list[pa.RecordBatch] = []
+        for at in piece_bounds(len(chunks), RELEASE_ROWS // MERGED_ROWS):
+            rest += [reader.get_batch(number) for number in chunks[at]]
+            # Chunks come by their first rows: what is still to be read lies behind the last one's.
+            beyond = sum(batch.num_rows for batch in rest[:-1])
+            rows = concat(rest, schema)
+            order = order_of(rows)
+            end = len(order) if at.stop == len(chunks) else pc.index(order, beyond).as_py()
+            yield rows.take(order[:end])
+            rest = [rows.take(order[end:])]
+
+    runs = in_batches_of(RELEASE_ROWS, batches, schema)
+    run, another = next(runs), next(runs, None)
+    if another is None:
+        run = run.take(order_of(run))
+        yield 1, run
+        return
+    with (
+        file_errors("TMPDIR", "a large release cannot be sorted there"),
+        tempfile.TemporaryFile() as file,
+    ):
+        first, rows = list[pa.RecordBatch](), 0
+        with pa.ipc.new_file(file, schema) as writer:
+            for unordered in itertools.chain([run, another], runs):
+                run = unordered.take(order_of(unordered))
+                writer.write_table(pa.Table.from_batches([run]), MERGED_ROWS)
+                first.append(run.take(pa.array(range(0, len(run), MERGED_ROWS))))
+                rows += len(run)
+        del unordered, run, another
+        for part in in_batches_of(RELEASE_ROWS, merged(), schema):
+            yield -(-rows // RELEASE_ROWS), part
+
+
 def seal(
     plan: Plan,
     identity: RunIdentity,
@@ -113,18 +182,29 @@ def seal(
     run_prefix: Ids,
     window: int,
     trigger: int,
-    parts: Iterable[pa.RecordBatch],
-) -> pa.RecordBatch:
-    """Return one release: the rows of all shards of a (window, trigger), sorted by key.
+    shards: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield one release in parts: the rows of all shards of a (window, trigger), sorted by key.
 
-    Its length, order and bytes are functions of the plan and the released keys only.
+    Their number, length, order and bytes are functions of the plan and the released keys only.
     """
-    rows = concat(parts, shard_release_schema(plan))
-    order = pc.sort_indices(
-        pa.Table.from_batches([rows]),
-        sort_keys=[(f.name, "ascending") for f in key_fields(plan)],
-    )
-    rows = rows.take(order)
+    release = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
+    for number, (parts, rows) in enumerate(_parts(plan, shards)):
+        part = {PART: f"{number}/{parts}".encode()} if parts > 1 else {}
+        sealed = _sealed(plan, identity, release_ids, run_prefix, window, trigger, rows)
+        yield sealed.replace_schema_metadata(release | part)
+
+
+def _sealed(
+    plan: Plan,
+    identity: RunIdentity,
+    release_ids: Prf,
+    run_prefix: Ids,
+    window: int,
+    trigger: int,
+    rows: pa.RecordBatch,
+) -> pa.RecordBatch:
+    """The rows with their ids and all columns that are the same in each of them."""
     size = rows.num_rows
     begin, end = plan.timeline.window_bounds(window)
     time = plan.timeline.instant_of(plan.timeline.base(window) + trigger)
@@ -148,8 +228,7 @@ def seal(
             arrays.append(pc.if_else(pc.is_nan(column), None, column) if floating else column)
     for stamp in (identity.plan_hash, stamped_run_id(plan, identity)):
         arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
-    metadata = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
-    return pa.RecordBatch.from_arrays(arrays, schema=sealed_schema(plan).with_metadata(metadata))
+    return pa.RecordBatch.from_arrays(arrays, schema=sealed_schema(plan))
 
 
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
@@ -162,12 +241,12 @@ def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
 def in_order(
     timeline: Timeline,
     gathered: dict[tuple[int, int], list[pa.RecordBatch]],
-    sealed: Callable[[int, int, Iterable[pa.RecordBatch]], pa.RecordBatch],
+    sealed: Callable[[int, int, Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
 ) -> list[pa.RecordBatch]:
     """Return sealed releases in order of (trigger time, window)."""
     stride = timeline.base(1)
     order = sorted(gathered, key=lambda name: (name[0] * stride + name[1], name[0]))
-    return [sealed(*name, gathered[name]) for name in order]
+    return [part for name in order for part in sealed(*name, gathered[name])]
 
 
 class Gather(beam.DoFn):
@@ -210,7 +289,7 @@ class Gather(beam.DoFn):
 class Seal(beam.DoFn):
     """Thin transform around ``seal`` behind a GroupByKey on (window, trigger)."""
 
-    def __init__(self, make: Callable[[], Callable[..., pa.RecordBatch]]) -> None:
+    def __init__(self, make: Callable[[], Callable[..., Iterable[pa.RecordBatch]]]) -> None:
         self._make = make
 
     @guarded("seal")
@@ -226,7 +305,7 @@ class Seal(beam.DoFn):
     def process(
         self, element: tuple[tuple[int, int], Iterable[pa.RecordBatch]]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the release of one (window, trigger) from all shards."""
-        (window, trigger), parts = element
+        """Yield the parts of the release of one (window, trigger) from all shards."""
+        (window, trigger), shards = element
         count("releases_sealed")
-        yield self._twin(window, trigger, parts)
+        yield from self._twin(window, trigger, shards)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from apache_beam.metrics import Metrics
 
@@ -47,6 +47,8 @@ LATENCY_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 
 #: Trigger times whose passing is remembered until their releases are delivered.
 _TRIGGER_TIMES_KEPT = 1_000
 
+
+Result = TypeVar("Result")
 
 #: Amounts by the counter's name.
 Counts = Counter[str]
@@ -118,6 +120,16 @@ def timed(stage: str) -> Iterator[None]:
         with _lock:
             stage_seconds[stage] += time.perf_counter() - start
             stage_cpu_seconds[stage] += time.thread_time() - cpu
+
+
+def timed_each(stage: str, results: Iterator[Result]) -> Iterator[Result]:
+    """Yield what is computed one by one, each timed as ``timed`` does; not what is done with it."""
+    while True:
+        with timed(stage):
+            result = next(results, None)
+        if result is None:
+            return
+        yield result
 
 
 class Latency:

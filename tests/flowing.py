@@ -85,7 +85,7 @@ class Flowing:
                 parts[name].append(batch)
             if held.waiting is not None and held.waiting.num_rows:
                 self.keys[shard].append(held.waiting)
-        self._write([self.seal(*name, batches) for name, batches in parts.items()])
+        self._write([p for name, batches in parts.items() for p in self.seal(*name, batches)])
         waiting = self.delivered(0, self.names, upto, self.at).waiting
         self.names = [waiting] if waiting is not None and waiting.num_rows else []
         self.bound = self.at = upto

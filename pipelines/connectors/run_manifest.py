@@ -41,6 +41,8 @@ from dpstream.pipelines.connectors.sink import (
     ReadableSink,
     RunManifest,
     Sink,
+    is_last,
+    name_of_release,
 )
 from dpstream.pipelines.jobs.charging import lost_store
 from dpstream.pipelines.project.job_section import SinkKind
@@ -162,7 +164,7 @@ def write_manifest(run: Run, sink: Sink) -> None:
 
 
 def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """Yield the committed releases of all shards, sealed again: the bytes that the sink got.
+    """Yield the committed releases of all shards, sealed again: the batches that the sink got.
 
     Raises:
         PolicyError: the key is not the run's (at once), or the store lacks a step it says is
@@ -170,12 +172,15 @@ def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterat
     """
     sealed = SealFactory(run)()
     return (
-        sealed(window, trigger, [_part(store, window, n, trigger) for n in range(run.shards)])
+        part
         for window, trigger in names
+        for part in sealed(
+            window, trigger, (_step(store, window, n, trigger) for n in range(run.shards))
+        )
     )
 
 
-def _part(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
+def _step(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
     rows = store.committed_releases(window, shard, trigger)
     if rows is None:
         raise PolicyError("store", "lost a step it says is committed", "restore it from a backup")
@@ -230,7 +235,8 @@ def _refuse_forked(
 ) -> None:
     """The last published release of every window says what all before it led to."""
     names = ((one.window, one.trigger) for one in latest.values())
-    for one, batch in zip(latest.values(), resealed(run, store, names), strict=True):
+    for batch in resealed(run, store, names):
+        one = latest[name_of_release(batch)[0]]
         if not sink.same(one, batch):
             raise PolicyError(
                 "store",
@@ -347,7 +353,7 @@ def publish_committed(
     written = 0
     for batch in _together(batches):
         sink.write(batch)
-        written += len(batch)
+        written += sum(map(is_last, batch))
         if progress is not None:
             progress(written, len(names))
     return len(names)

@@ -20,12 +20,15 @@ a reader that keeps one value per name sees it once:
 * a row: name = its release id (32 hex digits), value = the row as one JSON object, in the text
   form of the JSON Lines files;
 * the seal: name ``seal-000012-000005``, value = window, trigger, number of rows and a digest; also
-  of a release without rows.  It is written after all rows are durable;
+  of a release without rows.  It is written after all rows are durable.  A release of several parts
+  (`dp_transforms.release`) has a seal for each, ``seal-000012-000005-000000`` and so on, which say
+  their part and how many parts there are, and is complete with the last of them;
 * the manifest: name ``run`` (a further epoch: ``run-epoch-1``), value = `RunManifest`.  Kafka
   puts the run's id behind that name; sinks that cannot be read back put it before every seal and
   manifest.
 
-The digest is BLAKE2b-128 over the rows' values in order of their names, each with a line feed.
+The digest is BLAKE2b-128 over the values of the seal's rows in order of their names, each with a
+line feed.
 
 Where nothing can be read back (`WriteOnlySink`), nothing tells two runs apart but what is written,
 so **every name begins with the run's id** and says it in a field of its own as well:
@@ -48,7 +51,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
-from dpstream.dp_transforms.batches import TRIGGER, WINDOW, ids_of
+from dpstream.dp_transforms.batches import TRIGGER, WINDOW, ids_of, part_of
 from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.formats.encodings import encode
 from dpstream.pipelines.project.job_section import SinkKind
@@ -132,12 +135,13 @@ class Sink(ABC):
         """Write sealed releases, once the run's input is compared; on return they are durable.
 
         Args:
-            batches: the releases; each has its window and trigger in the schema's metadata.
+            batches: the releases, or parts of them; each has its window, trigger and part in the
+                schema's metadata.
             only_compare: write none that is not published, as long as others remain to be
                 compared; each that is must be the same.
 
         Returns:
-            (window, trigger) of those that are published now.
+            (window, trigger) of those that are published now; of several parts, with the last.
 
         Raises:
             PolicyError: another content is published under the same name; the input has changed.
@@ -145,11 +149,12 @@ class Sink(ABC):
         """
         if self.watch is not None:
             self.watch.check()
-        return self._write(batches, only_compare)
+        written = set(self._write(batches, only_compare))
+        return [name for name in map(name_of_release, filter(is_last, batches)) if name in written]
 
     @abstractmethod
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
-        """As ``write`` says."""
+        """Write as ``write`` does; return the names of batches that are published now."""
 
     @abstractmethod
     def close(self) -> None:
@@ -188,7 +193,7 @@ class Sink(ABC):
         return iter(())
 
     def holds(self, batch: pa.RecordBatch) -> bool:
-        """Return whether this release is published with this content.
+        """Return whether this release, or part of one, is published with this content.
 
         Raises:
             PolicyError: the sink cannot be read back.
@@ -225,7 +230,7 @@ class ReadableSink(Sink):
 
     @abstractmethod
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
-        """Return whether a published release has this content."""
+        """Return whether a published release has this content, or this part."""
 
 
 def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -236,21 +241,39 @@ def name_of_release(batch: pa.RecordBatch) -> tuple[int, int]:
     return int(metadata[WINDOW]), int(metadata[TRIGGER])
 
 
+def is_last(batch: pa.RecordBatch) -> bool:
+    """Return whether a batch is the last part of its release, or all of it."""
+    number, count = part_of(batch)
+    return number + 1 == count
+
+
 ID_DIGITS = 32
 
 
-class SealMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a release's seal."""
+class SealMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of the seal of a release, or of a part of one.
+
+    Attributes:
+        part: number of the part, from 0 on; parts: how many the release has.
+    """
 
     kind: Literal["seal"]
     window: int
     trigger: int
     rows: int
     digest: str
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def key(self) -> str:
+        """The seal's name."""
+        of_part = f"-{self.part:06d}" if self.parts > 1 else ""
+        return f"seal-{self.window:06d}-{self.trigger:06d}{of_part}"
 
 
 class ReleaseMessages(NamedTuple):
-    """A release as messages.
+    """A release, or a part of one, as messages.
 
     Attributes:
         name: (window, trigger).
@@ -275,9 +298,8 @@ def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
     ids = ids_of(batch.column("release_id"))
     digits = np.ascontiguousarray(ids).tobytes().hex()
     keys = [digits[i : i + ID_DIGITS] for i in range(0, len(digits), ID_DIGITS)]
-    seal = SealMessage(
-        "seal", window, trigger, len(values), digest_of(zip(keys, values, strict=True))
-    )
+    digest = digest_of(zip(keys, values, strict=True))
+    seal = SealMessage("seal", window, trigger, len(values), digest, *part_of(batch))
     return ReleaseMessages((window, trigger), batch, ids, keys, values, seal)
 
 
@@ -288,11 +310,6 @@ def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
         content.update(value)
         content.update(b"\n")
     return content.hexdigest()
-
-
-def seal_key(name: Name) -> str:
-    """Return the name of a release's seal."""
-    return f"seal-{name[0]:06d}-{name[1]:06d}"
 
 
 def manifest_key(epoch: int) -> str:
@@ -372,7 +389,7 @@ class WriteOnlySink(Sink):
             ControlMessage(
                 "seal",
                 run_id,
-                f"{run_id}/{seal_key(release.name)}",
+                f"{run_id}/{release.seal.key}",
                 msgspec.json.encode(release.seal),
                 release.name,
             )

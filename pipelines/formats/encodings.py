@@ -217,8 +217,6 @@ def _quoted(column: pa.StringArray) -> pa.Array:
 
 #: Rows of a Parquet release decoded at once by `read_parts`.
 PART_ROWS = 1 << 18
-#: Rows of a row group of a Parquet release.
-_GROUP_ROWS = 1 << 20
 #: Rows of a release below which encoding it is more Python than Arrow.
 _WORTH_A_THREAD = 10_000
 
@@ -238,18 +236,15 @@ def encode(batch: pa.RecordBatch, kind: str, guard: bool = True) -> bytes:
     if kind == "csv":
         return csv_lines(guarded(batch) if guard else batch)
     buffer = io.BytesIO()
-    writer = pq.ParquetWriter(
+    pq.write_table(
+        with_plain_stamps(batch),
         buffer,
-        with_plain_stamps(batch.slice(0, 0)).schema,
         version="2.6",
         data_page_version="1.0",
         compression="zstd",
         compression_level=3,
         write_page_checksum=True,
     )
-    with writer:
-        for begin in range(0, max(1, batch.num_rows), _GROUP_ROWS):
-            writer.write_table(with_plain_stamps(batch.slice(begin, _GROUP_ROWS)), _GROUP_ROWS)
     return buffer.getvalue()
 
 
@@ -266,7 +261,7 @@ def encode_all(batches: Sequence[pa.RecordBatch], kind: str, guard: bool = True)
 
 def remove_drafts(folder: Path) -> None:
     """Remove what writers that died have left below a sink's folder."""
-    for inside in [folder, *folder.glob("window-*")]:
+    for inside in [folder, *folder.glob("window-*"), *folder.glob("window-*/*/")]:
         sweep(inside)
 
 
@@ -300,15 +295,23 @@ def read_releases(
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
-    """Yield the rows of one release file, only the columns of ``schema``.
+def read_parts(path: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa.Table]:
+    """Yield the rows of one release, only the columns of ``schema``.
 
-    Parquet comes in parts of at most ``PART_ROWS`` rows, so that the memory needed does not
-    grow with the release; CSV and JSON Lines come as one part.
+    Parquet comes in pieces of at most ``PART_ROWS`` rows, CSV and JSON Lines file by file, so that
+    the memory needed does not grow with the release.
+
+    Args:
+        path: the release's file, or the folder of its parts.
 
     Raises:
-        UsageError: the file is not a readable release of these columns.
+        UsageError: a file is not a readable release of these columns.
     """
+    for file in part_files(path):
+        yield from _pieces(file, schema, guard)
+
+
+def _pieces(file: Path, schema: pa.Schema, guard: bool) -> Iterator[pa.Table]:
     try:
         if file.suffix == ".parquet":
             with pq.ParquetFile(file, page_checksum_verification=True) as source:
@@ -323,7 +326,28 @@ def read_parts(file: Path, schema: pa.Schema, guard: bool = True) -> Iterator[pa
 
 
 def release_files(path: str | Path) -> Iterator[Path]:
-    """Yield the files of releases below a sink's folder, ordered by (window, trigger).
+    """Yield the files of releases below a sink's folder, ordered by (window, trigger) and part.
+
+    Raises:
+        RunError: a folder cannot be listed.
+    """
+    for release in release_paths(path):
+        yield from part_files(release)
+
+
+def part_files(release: Path) -> list[Path]:
+    """Return the files of a release: those of its parts in order, if its path is a folder.
+
+    Raises:
+        RunError: the folder cannot be listed.
+    """
+    with file_errors("sink.path", "cannot be listed"):
+        return sorted(matching_in(release, "part-*")) if release.is_dir() else [release]
+
+
+def release_paths(path: str | Path) -> Iterator[Path]:
+    """Yield the releases below a sink's folder, each a file or the folder of its parts, ordered by
+    (window, trigger).
 
     Raises:
         RunError: a folder cannot be listed.
@@ -338,7 +362,7 @@ def release_files(path: str | Path) -> Iterator[Path]:
 
 
 def name_of(file: Path) -> tuple[int, int]:
-    """Return (window, trigger) of a release's file, -1 where its name has no number."""
+    """Return (window, trigger) of a release's path, -1 where its name has no number."""
     return _number(file.parent.name), _number(file.stem)
 
 

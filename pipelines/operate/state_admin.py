@@ -36,7 +36,7 @@ from dpstream.pipelines.connectors.run_manifest import (
     resealed,
     write_manifest,
 )
-from dpstream.pipelines.connectors.sink import Sink
+from dpstream.pipelines.connectors.sink import Sink, is_last, name_of_release
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.secret import secret_source
 from dpstream.pipelines.project.text import instant
@@ -269,16 +269,18 @@ def _require_published(job: Job, before: int, progress: Progress | None) -> None
             for window in range(store.retained_windows.first, before)
             for trigger in range(1, timeline.triggers + 1)
         ]
-        for number, batch in enumerate(resealed(run, store, iter(names))):
+        compared = 0
+        for batch in resealed(run, store, iter(names)):
             if not sink.holds(batch):
-                window, trigger = names[number]
+                window, trigger = name_of_release(batch)
                 raise PolicyError(
                     sink.field,
                     f"does not hold the release of window {window}, trigger {trigger}",
                     "write it with `dpstream state releases JOB` before the store lets it go",
                 )
+            compared += is_last(batch)
             if progress is not None:
-                progress(number + 1, len(names))
+                progress(compared, len(names))
 
 
 @_closing_stores()

@@ -27,12 +27,12 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields, release_schema
 from dpstream.dp_transforms.selection import publishes
-from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
+from dpstream.pipelines.formats.encodings import name_of, read_parts, release_paths
 from dpstream.pipelines.jobs.job import Job
 
 
 class ReleaseFile(NamedTuple):
-    """One file of the sink.
+    """One release of the sink.
 
     Its window and trigger, its place, its number of keys, and whether its CSV is guarded (see
     `pipelines.formats.encodings`).
@@ -91,7 +91,7 @@ def inventory(job: Job) -> Inventory:
     schema = release_schema(job.plan)
     stamps = pa.schema([schema.field("plan_hash"), schema.field("run_id")])
     releases, run_ids = [], set()
-    for path in release_files(folder):
+    for path in release_paths(folder):
         if path.suffix != f".{job.sink.kind}":
             continue
         rows = 0

@@ -21,7 +21,7 @@ from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.run_manifest import committed_names
 from dpstream.pipelines.connectors.sink import Sink
-from dpstream.pipelines.formats.encodings import name_of, read_parts, release_files
+from dpstream.pipelines.formats.encodings import name_of, read_parts, release_paths
 from dpstream.pipelines.jobs.job import Job
 
 #: Key rows that are held before each is kept once.
@@ -170,10 +170,10 @@ def _published(plan: Plan, sink: Sink) -> Iterator[Part]:
     sink = instance(sink, FileSink)
     full_schema, names = release_schema(plan), _names(plan)
     schema = pa.schema([full_schema.field(name) for name in names])
-    for file in release_files(sink.folder):
-        window, trigger = name_of(file)
+    for path in release_paths(sink.folder):
+        window, trigger = name_of(path)
         yield Part(window, trigger, schema.empty_table())
-        for table in read_parts(file, schema, sink.guard):
+        for table in read_parts(path, schema, sink.guard):
             yield Part(window, trigger, table)
 
 

@@ -323,7 +323,7 @@ class Runner:
         elif stage == "sink":
             name, parts = element.value
             window, trigger = name
-            self.sealed.append(self._seal(window, trigger, parts))
+            self.sealed += self._seal(window, trigger, parts)
             self.state.coming["delivered"].append(
                 Element(element.at, delivery.release_name_row(name, True))
             )

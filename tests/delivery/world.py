@@ -314,7 +314,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
         last = world.plan.timeline.last_trigger_time
         sealed = {
-            name: sealed_bytes(seal(name[0], name[1], [part]))
+            name: sealed_bytes(*seal(name[0], name[1], [part]))
             for name, part in release(0, [rows], last, 0).outputs
         }
     if again.counts != world.counts:

@@ -8,12 +8,10 @@ Steps in their order, runs of them that share a commit, and one sealed object of
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.budget.calibration import calibrate
@@ -23,6 +21,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import batches, release
 from dpstream.dp_transforms.batches import (
     HAND_OVER,
+    PART,
     SHARD,
     ArrowBatchCoder,
     admitted_schema,
@@ -30,6 +29,7 @@ from dpstream.dp_transforms.batches import (
     empty,
     ids_of,
     is_ticket,
+    part_of,
     record_schema,
     release_schema,
     shard_release_schema,
@@ -37,7 +37,6 @@ from dpstream.dp_transforms.batches import (
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.telemetry import forget_error
-from dpstream.pipelines.formats.encodings import encode
 from dpstream.state.arrow import id_array
 from dpstream.state.store import RunIdentity
 from tests.dp_transforms.runs import PLANS
@@ -266,7 +265,8 @@ def part(*keys: str) -> pa.RecordBatch:
 
 def sealed(ring: KeyRing, *parts: pa.RecordBatch, window: int = 1, trigger: int = 3):  # type: ignore[no-untyped-def]
     prefix = np.array([1, 2], np.uint64)
-    return release.seal(PLAN, IDENTITY, ring.release, prefix, window, trigger, parts)
+    [batch] = release.seal(PLAN, IDENTITY, ring.release, prefix, window, trigger, parts)
+    return batch
 
 
 def test_a_release_is_sorted_by_key_whatever_the_shards(ring: KeyRing) -> None:
@@ -283,25 +283,24 @@ def test_a_release_is_sorted_by_key_whatever_the_shards(ring: KeyRing) -> None:
     assert sealed(ring).num_rows == 0
 
 
-@pytest.mark.slow
-def test_a_release_of_more_rows_than_plain_stamps_can_have(ring: KeyRing, tmp_path: Path) -> None:
-    """64 characters in each of 34 million rows are more than a column of plain text holds."""
-    size = 34_000_000
-    digits = np.char.zfill(np.arange(size).astype("S8"), 8).view(np.uint8)
-    offsets = pa.py_buffer(np.arange(0, 8 * size + 1, 8, dtype=np.int32))
-    keys = pa.Array.from_buffers(pa.string(), size, [None, offsets, pa.py_buffer(digits)])
-    one = np.ones(size)
-    arrays = [keys, id_array(np.zeros((size, 2), np.uint64)), *map(pa.array, (one,) * 4)]
-    rows = pa.RecordBatch.from_arrays(arrays, schema=shard_release_schema(PLAN))
-    file = tmp_path / "release.parquet"
-    identity = msgspec.structs.replace(IDENTITY, plan_hash="ab" * 32)
-    prefix = np.array([1, 2], np.uint64)
-    one_release = release.seal(PLAN, identity, ring.release, prefix, 1, 3, [rows])
-    file.write_bytes(encode(one_release, "parquet"))
-    read = pq.ParquetFile(file)
-    assert read.metadata.num_rows == size and read.schema_arrow.equals(release_schema(PLAN))
-    last = read.read_row_group(read.num_row_groups - 1)
-    assert last["page"][-1].as_py() == "33999999" and last["plan_hash"][-1].as_py() == "ab" * 32
+@pytest.mark.parametrize("size", [0, 8, 9, 16, 17, 61])
+def test_a_large_release_has_parts_of_the_same_rows(
+    size: int, ring: KeyRing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order of keys, whatever the shards; one part says nothing of parts."""
+    keys = list(map(chr, np.random.default_rng(size).permutation(np.arange(97, 97 + size))))
+    one_part = sealed(ring, part(*keys))
+    monkeypatch.setattr(release, "RELEASE_ROWS", 8)
+    monkeypatch.setattr(release, "MERGED_ROWS", 2)
+    for shards in (1, 3, 20):
+        rows = (part(*keys[shard::shards]) for shard in range(shards))
+        prefix = np.array([1, 2], np.uint64)
+        parts = list(release.seal(PLAN, IDENTITY, ring.release, prefix, 1, 3, rows))
+        assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([one_part]))
+        expected = [(number, len(parts)) for number in range(max(1, -(-size // 8)))]
+        assert [part_of(batch) for batch in parts] == expected
+        assert all(batch.num_rows == 8 for batch in parts[:-1])
+    assert (PART in parts[0].schema.metadata) == (size > 8)
 
 
 def test_a_row_has_an_id_of_its_key_window_and_trigger(ring: KeyRing) -> None:

@@ -120,7 +120,7 @@ class Live:
                     parts.setdefault((window, trigger), []).append(out)
         sealed = SealFactory(self.run)()
         for name, shards in parts.items():
-            self.released[name] = sealed_bytes(sealed(*name, shards))
+            self.released[name] = sealed_bytes(*sealed(*name, shards))
 
 
 def canonical(plan: Plan, seed: int = 3) -> tuple[list[pa.RecordBatch], pa.RecordBatch]:

@@ -313,6 +313,6 @@ def _from_decisions(
             with nothing_expires():
                 for name, part in release(shard, held, plan.timeline.last_trigger_time, 0).outputs:
                     parts.setdefault(name, []).append(part)
-        return {name: sealed_bytes(seal(*name, own)) for name, own in parts.items()}
+        return {name: sealed_bytes(*seal(*name, own)) for name, own in parts.items()}
     finally:
         store.close()

@@ -261,7 +261,7 @@ class World(Habits):
 
     def _sealed(self, window: int, trigger: int, parts: list[pa.RecordBatch]) -> None:
         self.random.shuffle(parts)
-        sealed = sealed_bytes(self.seal(window, trigger, parts))
+        sealed = sealed_bytes(*self.seal(window, trigger, parts))
         self.say(f"sealed {window} {trigger}")
         if self.sink.setdefault((window, trigger), sealed) != sealed:
             raise Problem("a release has two values")

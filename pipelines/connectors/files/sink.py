@@ -1,10 +1,16 @@
-"""The sink of files: a folder with one file per release and the manifest beside them.
+"""The sink of files: a folder with the releases and the manifest beside them.
 
 ``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
 releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
 ``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
 functions of the releases alone.  A file that was damaged since is written again, by whoever comes
 to write the same release, or to compare it.
+
+A release of several parts is a folder of that name with a file for each,
+``window-000012/trigger-000005.parquet/part-000000-of-000040.parquet``.  Parts are written below a
+hidden name, each like a release, and the folder gets its own name when all are there: they appear
+together.  A writer that is cut off leaves the parts that it has written, and the next one compares
+them and writes the others.
 
 **Comparing.**  A release's file that is held against what the store committed is the same, damaged,
 or another release.  Bytes decide where the library that writes them is of one version (Parquet
@@ -17,10 +23,11 @@ number cannot be told from it.
 No two Parquet files that say different things differ in one byte only: their pages hold checksums.
 """
 
+import contextlib
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -33,6 +40,7 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.limits import SINK_FILES
 from dpstream.accounting.places import matching_in
+from dpstream.dp_transforms.batches import part_of
 from dpstream.pipelines.connectors.sink import (
     Name,
     PublishedRelease,
@@ -45,7 +53,9 @@ from dpstream.pipelines.formats.encodings import (
     encode,
     encode_all,
     name_of,
+    part_files,
     release_files,
+    release_paths,
     remove_drafts,
     table_of_text,
     unguarded,
@@ -54,7 +64,13 @@ from dpstream.pipelines.jobs.charging import folder_used
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import SinkKind
 from dpstream.state.disk_errors import file_errors
-from dpstream.state.durable import put_again, put_entries, put_once, sync_folders
+from dpstream.state.durable import (
+    publish_folder,
+    put_again,
+    put_entries,
+    put_once,
+    sync_folders,
+)
 
 #: How the library names itself and its version.
 _WRITER = re.compile(r"parquet-cpp-arrow version [0-9]+\.[0-9]+\.[0-9]+(-SNAPSHOT)?$")
@@ -166,7 +182,7 @@ class FileSink(ReadableSink):
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
-        for path in release_files(self.folder):
+        for path in release_paths(self.folder):
             window, trigger = name_of(path)
             # Nothing but the name that a release is given: the others are copies, or strangers.
             if path != self.folder / release_path(window, trigger, path.suffix[1:]):
@@ -192,11 +208,11 @@ class FileSink(ReadableSink):
     @override
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
         with file_errors("sink.path", "cannot be compared"):
-            return self._compared(one.proof, batch, self._repairs)
+            return self._compared(_file_of(one.proof, batch), batch, self._repairs)
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        path = self._path(batch)
+        path = _file_of(self._path(batch), batch)
         with file_errors("sink.path", "cannot be read"):
             return path.exists() and self._verdict(path, batch) is Verdict.SAME
 
@@ -204,12 +220,14 @@ class FileSink(ReadableSink):
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         """Their waits for the disk overlap, and each folder is synced once."""
         if only_compare:
-            batches = [batch for batch in batches if self._path(batch).exists()]
+            batches = [batch for batch in batches if self._file(batch).exists()]
         with file_errors("sink.path", "cannot be written"):
             written = self._put(batches, only_compare)
             # Also of files that are there already: who made them may have died before this.
             sync_folders(written)
-        return [name_of_release(batch) for batch in batches]
+            if not only_compare:
+                self._show({self._path(b): part_of(b)[1] for b in batches if part_of(b)[1] > 1})
+            return [name_of_release(batch) for batch in batches if self._path(batch).exists()]
 
     @override
     def close(self) -> None:
@@ -218,12 +236,34 @@ class FileSink(ReadableSink):
     def _path(self, batch: pa.RecordBatch) -> Path:
         return self.folder / release_path(*name_of_release(batch), self.kind)
 
+    def _file(self, batch: pa.RecordBatch) -> Path:
+        """The file of a release or part, where it is or is to be written."""
+        path = self._path(batch)
+        hidden = part_of(batch)[1] > 1 and not path.exists()
+        return _file_of(_hidden(path) if hidden else path, batch)
+
+    def _show(self, parts: Mapping[Path, int]) -> None:
+        """Give the folders of releases their names, if all parts are there."""
+        for path, count in parts.items():
+            files = part_files(_hidden(path))
+            if sum(f"-of-{count:06d}." in file.name for file in files) == count:
+                if len(files) > count:
+                    raise _another(*name_of(path))
+                with contextlib.suppress(FileExistsError):  # by another writer, meanwhile
+                    publish_folder(_hidden(path), path)
+            if path.exists():
+                sync_folders([path])
+
     def _verdict(self, path: Path, batch: pa.RecordBatch) -> Verdict:
+        if path.is_dir():  # another number of parts
+            return Verdict.OTHER
+        if not path.exists():  # one of several
+            return Verdict.DAMAGED
         return compare_file(path.read_bytes(), batch, path.suffix[1:], self.guard)
 
     def _put(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Path]:
         """The releases' files, those that are there compared first."""
-        paths, missing = [self._path(batch) for batch in batches], []
+        paths, missing = [self._file(batch) for batch in batches], []
         for path, batch in zip(paths, batches, strict=True):
             if path.exists():
                 self._check(path, batch, only_compare)
@@ -243,13 +283,7 @@ class FileSink(ReadableSink):
     def _check(self, path: Path, batch: pa.RecordBatch, only_compare: bool) -> None:
         """Refuse a file that is another release's."""
         if not self._compared(path, batch, not only_compare):
-            window, trigger = name_of_release(batch)
-            raise PolicyError(
-                "sink.path",
-                f"holds another release of window {window}, trigger {trigger}",
-                "a published value never changes: use the state that made it, or another folder; if"
-                " the file was damaged, remove it and run again",
-            )
+            raise _another(*name_of_release(batch))
 
     def _compared(self, path: Path, batch: pa.RecordBatch, repairs: bool) -> bool:
         """Whether a file is this release's, once it was written again if it was damaged.
@@ -274,6 +308,15 @@ class FileSink(ReadableSink):
         return True
 
 
+def _another(window: int, trigger: int) -> PolicyError:
+    return PolicyError(
+        "sink.path",
+        f"holds another release of window {window}, trigger {trigger}",
+        "a published value never changes: use the state that made it, or another folder; if"
+        " the file was damaged, remove it and run again",
+    )
+
+
 def open_sink(job: Job, run_id: str | None) -> FileSink:
     """Return the sink of a job."""
     return FileSink(job.sink.path, job.sink.kind, job.sink.guarded)
@@ -282,6 +325,19 @@ def open_sink(job: Job, run_id: str | None) -> FileSink:
 def release_path(window: int, trigger: int, kind: str) -> Path:
     """Name of a release below the sink's folder."""
     return Path(f"window-{window:06d}") / f"trigger-{trigger:06d}.{kind}"
+
+
+def _file_of(release: Path, batch: pa.RecordBatch) -> Path:
+    """The file of a release, or of a part of it, by the path of the release."""
+    number, count = part_of(batch)
+    if count == 1 or release.is_file():
+        return release
+    return release / f"part-{number:06d}-of-{count:06d}{release.suffix}"
+
+
+def _hidden(release: Path) -> Path:
+    """Where parts are until all are there."""
+    return release.with_name(f".{release.name}")
 
 
 def manifest_path(folder: Path, epoch: int = 0) -> Path:

@@ -18,7 +18,7 @@ compaction would keep the last and hide the other.
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -50,8 +50,6 @@ from dpstream.pipelines.connectors.sink import (
     is_row,
     manifest_key,
     messages_of,
-    name_of_release,
-    seal_key,
 )
 from dpstream.pipelines.formats.encodings import rows_of_text
 from dpstream.pipelines.jobs.job import Job
@@ -61,11 +59,11 @@ class PublishedTopic:
     """Manifests and seals of a topic, as far as they were read.
 
     Attributes:
-        seals: (window, trigger) -> digest of every sealed release.
+        seals: the seals by their names.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
-        self.seals = dict[Name, str]()
+        self.seals = dict[str, SealMessage]()
         self._manifests = dict[tuple[str, bytes], RunManifest | None]()  # in order of offsets
         self._topic, self._next = topic, 0
 
@@ -86,9 +84,9 @@ class PublishedTopic:
             self._next = offset + 1
 
     def _note(self, key: str, seal: SealMessage | None) -> None:
-        if seal is None or seal_key((seal.window, seal.trigger)) != key:
+        if seal is None or seal.key != key:
             raise no_release()
-        if self.seals.setdefault((seal.window, seal.trigger), seal.digest) != seal.digest:
+        if self.seals.setdefault(key, seal) != seal:
             raise PolicyError(
                 "sink.topic",
                 f"holds two releases of window {seal.window}, trigger {seal.trigger}",
@@ -138,7 +136,7 @@ def read_kafka_releases(job: Job) -> pa.Table:
     """
     sink, plan = job.sink, job.plan
     topic = KafkaTopic(sink.servers or "", sink.topic or "", sink.options)
-    rows, seals = dict[str, bytes](), dict[Name, SealMessage]()
+    rows, seals = dict[str, bytes](), dict[str, SealMessage]()
     # Seals first: the rows of a seal that is there are there, and a live topic grows.
     described = topic.describe()
     others = range(1, described.partitions)
@@ -155,11 +153,20 @@ def read_kafka_releases(job: Job) -> pa.Table:
                 )
         if key.startswith("seal-"):
             seal = decoded(value, SealMessage)
-            if seal is None or seals.setdefault((seal.window, seal.trigger), seal) != seal:
+            if seal is None or seals.setdefault(key, seal) != seal:
                 raise no_release()
     schema = release_schema(plan)
     table = _table(rows, schema)
-    return _sealed(table, rows, seals, job, "delete" in described.policies).select(schema.names)
+    goes = "delete" in described.policies
+    return _sealed(table, rows, complete(seals.values()), job, goes).select(schema.names)
+
+
+def complete(seals: Iterable[SealMessage]) -> dict[Name, list[SealMessage]]:
+    """Return the seals of each release whose parts are all sealed, in order."""
+    releases = dict[Name, list[SealMessage]]()
+    for seal in sorted(seals, key=lambda seal: (seal.window, seal.trigger, seal.part)):
+        releases.setdefault((seal.window, seal.trigger), []).append(seal)
+    return {name: parts for name, parts in releases.items() if len(parts) == parts[0].parts}
 
 
 def _table(rows: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
@@ -178,42 +185,43 @@ def _table(rows: Mapping[str, bytes], schema: pa.Schema) -> pa.Table:
 def _sealed(
     table: pa.Table,
     rows: Mapping[str, bytes],
-    seals: Mapping[Name, SealMessage],
+    releases: Mapping[Name, Sequence[SealMessage]],
     job: Job,
     goes: bool,
 ) -> pa.Table:
-    """The rows of sealed releases, in order, each release held against its seal.
+    """The rows of sealed releases, in order, each release held against its seals.
 
     Args:
         goes: rows may be gone.
     """
     timeline = job.plan.timeline
+    keys = [(f.name, "ascending") for f in key_fields(job.plan)]
+    table = table.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])
     start = table["window_start"].cast(pa.int64()).to_numpy()
     trigger = table["trigger"].to_numpy()
     window = timeline.last_window_of(start)
     keep = np.zeros(table.num_rows, np.bool_)
     names = table["_name"].to_pylist()
-    step = window * (timeline.triggers + 1) + trigger
-    order = np.argsort(step, kind="stable")
-    steps = step[order]
-    for (of_window, of_trigger), seal in seals.items():
+    steps = window * (timeline.triggers + 1) + trigger
+    for (of_window, of_trigger), parts in releases.items():
         number = of_window * (timeline.triggers + 1) + of_trigger
-        begin, end = np.searchsorted(steps, (number, number + 1))
-        mine = order[begin:end]
-        if goes and len(mine) < seal.rows:
+        begin, end = np.searchsorted(steps, (number, number + 1)).tolist()
+        ends = list(itertools.accumulate((seal.rows for seal in parts), initial=begin))
+        if goes and end < ends[-1]:
             continue
-        digest = digest_of((names[i], rows[names[i]]) for i in mine)
-        if (len(mine), digest) != (seal.rows, seal.digest):
+        digests = [
+            digest_of((name, rows[name]) for name in names[first:last])
+            for first, last in itertools.pairwise(ends)
+        ]
+        if end != ends[-1] or digests != [seal.digest for seal in parts]:
             raise PolicyError(
                 "sink.topic",
                 f"holds not what the seal of window {of_window}, trigger {of_trigger} says",
                 "name a new topic, and write the store's releases to it with"
                 " `dpstream state releases JOB`",
             )
-        keep[mine] = True
-    keys = [(f.name, "ascending") for f in key_fields(job.plan)]
-    filtered = table.filter(pa.array(keep))
-    return filtered.sort_by([("window_start", "ascending"), ("trigger", "ascending"), *keys])
+        keep[begin:end] = True
+    return table.filter(pa.array(keep))
 
 
 def decoded(value: bytes, kind: type[Any]) -> Any:
@@ -286,8 +294,8 @@ class KafkaSink(ReadableSink):
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
-        for name, digest in sorted(self._followed().seals.items()):
-            yield PublishedRelease(*name, digest)
+        for name, seals in complete(self._followed().seals.values()).items():
+            yield PublishedRelease(*name, seals)
 
     @override
     def unsealed(self) -> Iterator[Name]:
@@ -297,14 +305,14 @@ class KafkaSink(ReadableSink):
 
     @override
     def same(self, one: PublishedRelease, batch: pa.RecordBatch) -> bool:
-        return bool(one.proof == messages_of(batch).seal.digest)
+        return messages_of(batch).seal in one.proof
 
     @override
     def holds(self, batch: pa.RecordBatch) -> bool:
-        name = name_of_release(batch)
-        if name not in self._topic_state.seals:
+        seal = messages_of(batch).seal
+        if seal.key not in self._topic_state.seals:
             self._followed()
-        return self._topic_state.seals.get(name) == messages_of(batch).seal.digest
+        return self._topic_state.seals.get(seal.key) == seal
 
     @override
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
@@ -312,15 +320,15 @@ class KafkaSink(ReadableSink):
         releases = [messages_of(batch) for batch in batches]
         for release in releases:
             self._refuse_changed(release, only_compare)
-        new = [release for release in releases if release.name not in sealed]
+        new = [release for release in releases if release.seal.key not in sealed]
         if new and not only_compare:
             partitions = self._count()
             self._topic.send([row for release in new for row in _rows(release, partitions)])
             # Only now, that every row is acknowledged.
-            self._topic.send([(seal_key(r.name), msgspec.json.encode(r.seal), 0) for r in new])
+            self._topic.send([(r.seal.key, msgspec.json.encode(r.seal), 0) for r in new])
             # A fork that wrote meanwhile has left its seals beside these.
             sealed = self._followed(self._patience()).seals
-        return [release.name for release in releases if release.name in sealed]
+        return [release.name for release in releases if release.seal.key in sealed]
 
     @override
     def close(self) -> None:
@@ -347,14 +355,17 @@ class KafkaSink(ReadableSink):
     def _refuse_changed(self, release: ReleaseMessages, restoring: bool) -> None:
         """A published value never changes; a restored store is also held against the rows of a
         release that was cut off before its seal."""
-        sealed = self._topic_state.seals.get(release.name)
-        same = sealed in (None, release.seal.digest)
+        sealed = self._topic_state.seals.get(release.seal.key)
+        same = sealed in (None, release.seal)
         if restoring and sealed is None:
             if self._loose is None:
                 self._loose = self._unsealed_rows()
             mine = dict(zip(release.keys, release.values, strict=True))
             there = self._loose.get(release.name, {})
-            same = all(key in mine and _digest(mine[key]) == d for key, d in there.items())
+            of_others = release.seal.parts > 1  # rows that are not of this part
+            same = all(
+                _digest(mine[key]) == d if key in mine else of_others for key, d in there.items()
+            )
         if not same:
             window, trigger = release.name
             raise PolicyError(
@@ -371,7 +382,8 @@ class KafkaSink(ReadableSink):
     def _unsealed_rows(self) -> dict[Name, dict[str, bytes]]:
         """Rows of releases without a seal: release -> name -> digest of the row, which is empty
         if the row has come with several values."""
-        sealed, unsealed = self._topic_state.seals, dict[Name, dict[str, bytes]]()
+        sealed = complete(self._topic_state.seals.values())
+        unsealed = dict[Name, dict[str, bytes]]()
         for key, value in self._topic.read(range(self._count()), self._patience()):
             if not is_row(key):
                 continue

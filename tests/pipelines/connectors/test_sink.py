@@ -19,7 +19,8 @@ from typing_extensions import override
 from dpstream.accounting.errors import PolicyError, RunError
 from dpstream.accounting.strategies.cells.mixing import mixed
 from dpstream.accounting.strategies.cells.strategy import identity
-from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA
+from dpstream.dp_transforms import release as release_stage
+from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, PART
 from dpstream.pipelines.connectors.dead_letters import check_dead_letters
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.files.source import FilesInput, batches, recorded
@@ -41,7 +42,6 @@ from dpstream.pipelines.connectors.sink import (
     is_row,
     manifest_key,
     messages_of,
-    seal_key,
 )
 from dpstream.pipelines.connectors.write import (
     WriteDeadLetters,
@@ -156,7 +156,7 @@ def test_each_row_has_its_release_id_for_a_name() -> None:
     batch = release(12, 5, ["a"])
     messages = messages_of(batch)
     assert messages.name == (12, 5) and messages.keys == [bytes(range(7, 23)).hex()]
-    assert is_row(messages.keys[0]) and not is_row(seal_key((12, 5)))
+    assert is_row(messages.keys[0]) and not is_row(messages.seal.key)
     assert msgspec.json.decode(messages.values[0])["key"] == "a"
     assert messages.seal == SealMessage(
         "seal", 12, 5, 1, digest_of([(messages.keys[0], messages.values[0])])
@@ -172,7 +172,8 @@ def test_the_digest_is_of_the_set_of_rows() -> None:
 
 
 def test_names_of_seals_and_manifests() -> None:
-    assert seal_key((12, 5)) == "seal-000012-000005"
+    assert SealMessage("seal", 12, 5, 1, "d").key == "seal-000012-000005"
+    assert SealMessage("seal", 12, 5, 1, "d", 3, 7).key == "seal-000012-000005-000003"
     assert (manifest_key(0), manifest_key(1)) == ("run", "run-epoch-1")
 
 
@@ -185,6 +186,17 @@ def test_a_seal_is_written_when_all_rows_are_there(refused: Refused) -> None:
     assert sink.put == [
         "r1/run-epoch-2", ("r1", row), "r1/seal-000000-000001", "r1/seal-000000-000002",
     ]  # fmt: skip
+
+
+def test_a_seal_for_each_part() -> None:
+    """The release is published with the last of them."""
+    sink, batch = Noted("r1"), release(12, 5, ["a"])
+    parts = [
+        batch.replace_schema_metadata(batch.schema.metadata | {PART: f"{number}/2".encode()})
+        for number in range(2)
+    ]
+    assert [sink.write([part]) for part in parts] == [[], [(12, 5)]]
+    assert sink.put[1::2] == ["r1/seal-000012-000005-000000", "r1/seal-000012-000005-000001"]
 
 
 def test_what_cannot_be_read_back_cannot_be_compared() -> None:
@@ -388,6 +400,27 @@ def test_recorded_files_go_through_the_query_too(job: Job, tmp_path: Path) -> No
     other = recorded(job, str(tmp_path / "in" / "0.csv"), "--proxy")
     [batch] = apply_query(other, batches(other))
     assert batch.schema.names == ["user", "at", "page", "x"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_releases_in_parts_have_the_same_rows(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever reads them; a finished run finds them complete, or completes them."""
+    made, sink = Published(tmp_path), f'kind = "{kind}"\npath = "{{}}"'
+    _, expected = made.files()
+    undivided = inventory(made.run(sink.format("whole"), "of-whole"))
+    monkeypatch.setattr(release_stage, "RELEASE_ROWS", 1)
+    monkeypatch.setattr(release_stage, "MERGED_ROWS", 1)
+    job = made.run(sink.format("parts"), "of-parts")
+    there = sorted(Path(job.sink.path).rglob("part-*"))
+    assert read_releases(job.sink.path, expected.schema).equals(expected) and len(there) > 1
+    assert [r._replace(path=Path()) for r in inventory(job).releases] == [
+        r._replace(path=Path()) for r in undivided.releases
+    ]
+    there[1].unlink()
+    made.run(sink.format("parts"), "of-parts")
+    assert read_releases(job.sink.path, expected.schema).equals(expected)
 
 
 @pytest.mark.parametrize("batch_rows", [7, 100])

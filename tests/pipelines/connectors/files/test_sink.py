@@ -18,7 +18,12 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from dpstream.accounting.errors import PolicyError
-from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, TRIGGER, WINDOW, ArrowBatchCoder
+from dpstream.dp_transforms.batches import (
+    DEAD_LETTER_SCHEMA,
+    TRIGGER,
+    WINDOW,
+    ArrowBatchCoder,
+)
 from dpstream.pipelines.connectors import write as sinks
 from dpstream.pipelines.connectors.files.sink import FileSink, Verdict, compare_file, release_path
 from dpstream.pipelines.connectors.registry import sink_of

@@ -14,6 +14,7 @@ import pytest
 from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError, instance
+from dpstream.dp_transforms import release
 from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.client import KafkaTopic
 from dpstream.pipelines.connectors.kafka.sink import (
@@ -31,7 +32,6 @@ from dpstream.pipelines.connectors.sink import (
     SealMessage,
     is_row,
     messages_of,
-    seal_key,
 )
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.operate import state_admin
@@ -83,6 +83,33 @@ def test_the_topic_holds_what_the_files_hold(
     assert manifest["kind"] == "kafka" and run_name(job) == f"run-{manifest['run_id']}"
     # A compacted topic keeps nothing but these names.
     assert sum(is_row(key) for key in by_key) == made[1].num_rows == len(by_key) - RUNS - 1
+
+
+def test_parts_are_read_as_one_release(
+    broker: Broker,
+    fresh: Published,
+    made: tuple[Published, pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the seal of one of its parts a release is not published."""
+    monkeypatch.setattr(release, "RELEASE_ROWS", 1)
+    monkeypatch.setattr(release, "MERGED_ROWS", 1)
+    job = fresh.run(table(broker, topic_of(broker)))
+    assert read_kafka_releases(job).equals(made[1])
+    seals = [(key, v[0], 0) for key, v in contents(job).items() if not is_row(key)]
+    rows = [(key, v[0], 0) for key, v in contents(job).items() if is_row(key)]
+    [*_, lost] = sorted(key for key, _, _ in seals if key.count("-") == 3)
+    other = fresh.job(table(broker, topic_of(broker)))
+    topic = KafkaTopic(broker.servers, other.sink.topic or "", {})
+    topic.send([*rows, *(seal for seal in seals if seal[0] != lost)])
+    published = {one[:2] for one in kafka_sink(other).published()}
+    assert len(published) == RUNS - 1 and read_kafka_releases(other).num_rows < made[1].num_rows
+    assert (
+        set(kafka_sink(other).unsealed())
+        == {one[:2] for one in kafka_sink(job).published()} - published
+    )
+    fresh.run(table(broker, other.sink.topic or ""))
+    assert read_kafka_releases(other).equals(made[1])
 
 
 def test_a_second_run_writes_nothing(broker: Broker, fresh: Published) -> None:
@@ -205,7 +232,7 @@ def half_way(fresh: Published, sink: str) -> Path:
 
 def test_a_forked_store_is_refused(broker: Broker, fresh: Published, refused: Refused) -> None:
     job = fresh.run(table(broker, topic_of(broker)))
-    key = seal_key((1, 4))
+    key = "seal-000001-000004"
     seal = msgspec.json.decode(contents(job)[key][0])
     seal["digest"] = "0" * 32
     changed = (key, msgspec.json.encode(seal), 0)
@@ -434,12 +461,13 @@ def test_the_first_run_owns_the_topic() -> None:
 def test_seals_are_followed_from_where_it_stood() -> None:
     log = Log()
     register = PublishedTopic(log)
-    log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))
+    one, two = SealMessage("seal", 0, 1, 2, "d"), SealMessage("seal", 0, 2, 0, "e")
+    log.put(one.key, one)
     register.follow(1.0)
-    log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))  # again, the same
-    log.put(seal_key((0, 2)), SealMessage("seal", 0, 2, 0, "e"))
+    log.put(one.key, one)  # again, the same
+    log.put(two.key, two)
     register.follow(1.0)
-    assert register.seals == {(0, 1): "d", (0, 2): "e"} and log.begins == [0, 1]
+    assert list(register.seals.values()) == [one, two] and log.begins == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -449,8 +477,8 @@ def test_seals_are_followed_from_where_it_stood() -> None:
 )  # fmt: skip
 def test_seals_that_cannot_be(key: tuple[int, int], value: object, refused: Refused) -> None:
     log = Log()
-    log.put(seal_key((0, 1)), SealMessage("seal", 0, 1, 2, "d"))
-    log.put(seal_key(key), value)
+    log.put("seal-000000-000001", SealMessage("seal", 0, 1, 2, "d"))
+    log.put(SealMessage("seal", *key, 0, "").key, value)
     error = refused(lambda: PublishedTopic(log).follow(1.0))
     assert error.field == "sink.topic" and "SECRET" not in str(error)
 
