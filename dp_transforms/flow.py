@@ -354,7 +354,7 @@ class BoundCallback:
         run, store = self._run, self._run.open()
         # The tests of the run, not of this program: RELEASE goes by no others.
         plan, schema = run.explicit(), record_schema(run.plan)
-        published = PublishedKeys(plan, store) if plan.design.skips else None
+        published = PublishedKeys.of_process(plan, store) if plan.design.skips else None
         ring = run.keys.ring()  # destroyed with the stage, not before
 
         def ids(rows: pa.RecordBatch) -> Ids:

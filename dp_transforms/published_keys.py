@@ -42,7 +42,8 @@ by a public rule, here a fixed time after its last selection: by a true count, w
 goes on would tell whether it had records.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +53,7 @@ from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.pacing import may_decide, next_test
-from dpstream.state.idtable import IdTable
+from dpstream.state.idtable import IdTable, shard_of
 from dpstream.state.retention_store import Selection
 from dpstream.state.store import NEVER, OvertakenError, Store
 
@@ -62,14 +63,15 @@ class Remembered:
 
     Args:
         lasting: trigger times that a selection is remembered for; ``None``: for ever.
+        ids_only: keep no key columns.
 
     Attributes:
         through: trigger time up to which selections were taken in; -1: none yet.
         columns: key columns and ``_id`` by slot, ``None`` before the first.
     """
 
-    def __init__(self, lasting: int | None = None) -> None:
-        self._lasting = lasting
+    def __init__(self, lasting: int | None = None, ids_only: bool = False) -> None:
+        self._lasting, self._ids_only = lasting, ids_only
         self.through = -1
         self.columns: pa.Table | None = None
         self._keys, self._last = IdTable(), np.zeros(0, np.int64)
@@ -94,7 +96,8 @@ class Remembered:
             self._last[slots] = selection.trigger_time
             new = np.flatnonzero(slots >= before)
             rows = new[np.unique(slots[new], return_index=True)[1]]
-            fresh.append(selection.keys.take(pa.array(rows)))
+            if not self._ids_only:
+                fresh.append(selection.keys.take(pa.array(rows)))
         if fresh:
             own = [] if self.columns is None else self.columns.to_batches()
             self.columns = pa.Table.from_batches([*own, *fresh]).combine_chunks()
@@ -125,7 +128,7 @@ class Remembered:
     def end(self, before: int) -> None:
         """Let go of windows before one, and of keys that nobody remembers any more."""
         self._windows = {w: remembered for w, remembered in self._windows.items() if w >= before}
-        if self._lasting is None or self.columns is None:
+        if self._lasting is None:
             return
         lasting = self._last > self.through - self._lasting
         for flags in self._windows.values():
@@ -138,20 +141,23 @@ class Remembered:
             w: remembered[lasting[: len(remembered)]] for w, remembered in self._windows.items()
         }
         self._keys, self._last = keys, self._last[lasting]
-        self.columns = self.columns.filter(pa.array(lasting)).combine_chunks()
+        if self.columns is not None:
+            self.columns = self.columns.filter(pa.array(lasting)).combine_chunks()
 
 
 class RememberedKeys:
-    """The keys that windows remember, as the store has them; of a thread.
+    """The keys of a shard that windows remember, as the store has them; for one thread at a time.
 
     Args:
         plan, store: of the run.
-        shards: key shards whose selections are asked for.
+        shard: the key shard.
+        ids_only: keep no key columns.
     """
 
-    def __init__(self, plan: Plan, store: Store, shards: Sequence[int]) -> None:
-        self._plan, self._store, self._shards = plan, store, shards
-        self._read = Remembered(plan.design.remembered_for)
+    def __init__(self, plan: Plan, store: Store, shard: int, ids_only: bool = False) -> None:
+        self._plan, self._store, self._shard = plan, store, shard
+        self._ids_only = ids_only
+        self._read = Remembered(plan.design.remembered_for, ids_only)
 
     def at(self, window: int) -> Remembered:
         """Return remembered keys after the window's start, when all tests of its shards are
@@ -164,7 +170,7 @@ class RememberedKeys:
         timeline, lasting = self._plan.timeline, self._plan.design.remembered_for
         start = timeline.base(window)
         if start < self._read.through:  # long closed: not asked for in order
-            self._read = Remembered(lasting)
+            self._read = Remembered(lasting, self._ids_only)
         selections = self._since(start)
         for other in timeline.windows_at(start + 1):
             at = timeline.base(other)
@@ -175,19 +181,12 @@ class RememberedKeys:
         self._read.end(window - span)
         return self._read
 
-    def begun(self, window: int) -> bool:
-        """Return whether the start of the window was read."""
-        return self._read.has_begun(window)
-
     def _since(self, start: int) -> list[Selection]:
         after, lasting = self._read.through, self._plan.design.remembered_for
         if lasting is not None and after < 0:
             # Of the windows that are open at this start the oldest began at most T before.
             after = max(after, start - self._plan.timeline.triggers - lasting)
-        selections = [
-            s for shard in self._shards for s in self._store.selections(shard, after, start)
-        ]
-        return sorted(selections, key=lambda selection: selection.trigger_time)
+        return self._store.selections(self._shard, after, start)
 
     def unknown(self, ids: Ids) -> Bool:
         """Return (n,) whether each selected key (n, 2) must be noted.
@@ -200,8 +199,8 @@ class RememberedKeys:
 
 
 class _Window:
-    """Keys of a window by slot and the number of the test that selected each (``NEVER`` behind
-    them, at slot -1), as far as tests were read."""
+    """Keys of a window and key shard by slot and the number of the test that selected each
+    (``NEVER`` behind them, at slot -1), as far as tests were read."""
 
     def __init__(self) -> None:
         self.keys, self.read = IdTable(), 0
@@ -219,7 +218,10 @@ class _Window:
 
 
 class PublishedKeys:
-    """The keys that the windows of a run have published; each thread has its own.
+    """The keys that the windows of a run have published, for all threads of a process.
+
+    Each key shard is asked for its own keys, and what was committed of it is read when it is first
+    asked: ids only, once for each process.
 
     Args:
         plan, store: of the run.
@@ -227,9 +229,19 @@ class PublishedKeys:
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self._plan, self._store = plan, store
-        self._windows: dict[int, _Window] = {}
-        every = range(store.identity.shards)
-        self._remembered = RememberedKeys(plan, store, every) if plan.design.remembers else None
+        self._windows: dict[tuple[int, int], _Window] = {}
+        self._remembered = {
+            shard: RememberedKeys(plan, store, shard, ids_only=True)
+            for shard in range(store.identity.shards if plan.design.remembers else 0)
+        }
+        self._begun = set[int]()
+
+    @classmethod
+    def of_process(cls, plan: Plan, store: Store) -> "PublishedKeys":
+        """Return the one that all threads of this process ask."""
+        # Atomic, so that two threads find the same.
+        shared: PublishedKeys = store.__dict__.setdefault("_published_keys", cls(plan, store))
+        return shared
 
     def of_keys(self, ids: Ids, first: Int64, count: Int64, decided: int, upto: int) -> Int32:
         """Return (n,) bits of the windows that have published each record's key.
@@ -261,49 +273,58 @@ class PublishedKeys:
         return out
 
     def _published(self, window: int, ids: Ids, decided: int) -> Bool:
+        shards, published = self._store.identity.shards, np.zeros(len(ids), np.bool_)
+        shard = shard_of(ids, shards)
+        order = np.argsort(shard.astype(np.uint16), kind="stable")
+        ends = np.searchsorted(shard[order], np.arange(shards + 1)).tolist()
+        for number, (begin, end) in enumerate(itertools.pairwise(ends)):
+            rows = order[begin:end]
+            if len(rows):
+                with self._store.at_work("published", number):
+                    published[rows] = self._published_of(window, number, ids[rows], decided)
+        return published
+
+    def _published_of(self, window: int, shard: int, ids: Ids, decided: int) -> Bool:
         tests = self._plan.design.test_triggers
         number = int(np.searchsorted(tests, decided - self._plan.timeline.base(window), "right"))
-        published_before = self._published_by_start(window, ids, decided)
+        published_before = self._published_by_start(window, shard, ids, decided)
         if number == 0:
             return published_before
-        if window not in self._windows:
-            self._forget(window)
-        window_keys = self._windows.setdefault(window, _Window())
+        if (window, shard) not in self._windows:
+            self._forget(window, shard)
+        window_keys = self._windows.setdefault((window, shard), _Window())
         while window_keys.read < number:
             test = window_keys.read
-            window_keys.add(test, self._released(window, int(tests[test])))
+            window_keys.add(test, self._released(window, shard, int(tests[test])))
         # For another shard more may have been read: what a later test published is not known here.
         return np.asarray(
             published_before | (window_keys.test[window_keys.keys.find(ids)] < number)
         )
 
-    def _published_by_start(self, window: int, ids: Ids, decided: int) -> Bool:
+    def _published_by_start(self, window: int, shard: int, ids: Ids, decided: int) -> Bool:
         """Which keys earlier windows have published by the window's start."""
         start = self._plan.timeline.base(window)
-        if self._remembered is None or not 0 < start <= decided:
+        if not self._remembered or not 0 < start <= decided:
             return np.zeros(len(ids), np.bool_)
         # Of windows that were open at the start; those that closed before were stops of the clock.
-        if not self._remembered.begun(window) and not may_decide(
-            self._plan, self._store, start + 1
-        ):
+        if window not in self._begun and not may_decide(self._plan, self._store, start + 1):
             raise _uncommitted()
-        return self._remembered.at(window).knows(window, ids)
+        self._begun.add(window)
+        return self._remembered[shard].at(window).knows(window, ids)
 
-    def _released(self, window: int, trigger: int) -> Ids:
-        ids = []
-        for shard in range(self._store.identity.shards):
-            rows = self._store.committed_releases(window, shard, trigger)
-            if rows is None:
-                raise _uncommitted()
-            ids.append(ids_of(rows.column("_id")))
-        return np.concatenate(ids)
+    def _released(self, window: int, shard: int, trigger: int) -> Ids:
+        rows = self._store.committed_releases(window, shard, trigger)
+        if rows is None:
+            raise _uncommitted()
+        return ids_of(rows.column("_id"))
 
-    def _forget(self, window: int) -> None:
-        """Let go of windows that have closed long before this one opened."""
+    def _forget(self, window: int, shard: int) -> None:
+        """Let go of windows of a shard that have closed long before this one opened."""
         timeline = self._plan.timeline
         span = 2 * (timeline.triggers // max(1, timeline.base(1)) + 1)
-        for other in [w for w in self._windows if w < window - span]:
-            del self._windows[other]
+        for other in [w for w, of in list(self._windows) if of == shard and w < window - span]:
+            del self._windows[other, shard]
+            self._begun.discard(other)
 
 
 def _uncommitted() -> RunError:

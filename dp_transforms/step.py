@@ -316,7 +316,7 @@ class Stepper:
 
     def _remembered_of(self, shard: int) -> RememberedKeys:
         if shard not in self._remembered:
-            self._remembered[shard] = RememberedKeys(self.plan, self.store, [shard])
+            self._remembered[shard] = RememberedKeys(self.plan, self.store, shard)
         return self._remembered[shard]
 
     @staticmethod

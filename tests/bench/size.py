@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Ids
+from dpstream.accounting.arrays import Ids, Int64
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms.batches import shard_release_schema, split_by_shard
 from dpstream.dp_transforms.published_keys import PublishedKeys
@@ -43,13 +43,12 @@ def run_in(folder: Path, part: str) -> Run:
     return begin_run(plan, KEYS, f"sqlite:{folder}/state", SHARDS)[0]
 
 
-def keys_of(shard: int, keys: int) -> tuple[pa.Array, Ids]:
-    """Texts and ids of a shard's keys, in no order."""
-    number = np.random.default_rng(shard).permutation(np.arange(shard, keys, SHARDS))
+def ids_of(number: Int64) -> Ids:
+    """Ids of keys, whose shard is their number's."""
     ids = np.empty((len(number), 2), np.uint64)
     ids[:, 0] = number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    ids[:, 1] = np.uint64(shard) << np.uint64(32)  # says the shard
-    return pa.array(np.char.mod("key-%09d", number), pa.string()), ids
+    ids[:, 1] = (number % SHARDS).astype(np.uint64) << np.uint64(32)
+    return ids
 
 
 def commit(run: Run, rows: int) -> None:
@@ -57,9 +56,11 @@ def commit(run: Run, rows: int) -> None:
     store, schema = run.open(), shard_release_schema(run.plan)
     with store.filling():
         for shard in range(SHARDS):
-            text, ids = keys_of(shard, rows)
-            value = pa.array(np.random.default_rng(shard).normal(100, 10, len(text)))
-            columns = [text, id_array(ids), value, value]
+            rng = np.random.default_rng(shard)
+            number = rng.permutation(np.arange(shard, rows, SHARDS))
+            text = pa.array(np.char.mod("key-%09d", number), pa.string())
+            value = pa.array(rng.normal(100, 10, len(text)))
+            columns = [text, id_array(ids_of(number)), value, value]
             store.put_step(0, shard, 1, pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
@@ -73,11 +74,10 @@ def published(keys: int, folder: Path) -> None:
     run = run_in(folder, "published")
 
     def ask(thread: int) -> None:
-        of_run, rng = PublishedKeys(run.plan, run.open()), np.random.default_rng(thread)
-        for shard in range(thread, SHARDS, THREADS):
-            _, ids = keys_of(shard, keys)
-            ids = ids[rng.integers(0, len(ids), 1_000_000 // SHARDS)]
-            zeros = np.zeros(len(ids), np.int64)
+        of_run, rng = PublishedKeys.of_process(run.plan, run.open()), np.random.default_rng(thread)
+        zeros = np.zeros(1_000_000 // SHARDS, np.int64)
+        for _ in range(thread, SHARDS, THREADS):  # its unit shards
+            ids = ids_of(rng.integers(0, keys, len(zeros)))
             assert of_run.of_keys(ids, zeros, zeros + 1, 1, 2).all()
 
     with ThreadPoolExecutor(THREADS) as pool:

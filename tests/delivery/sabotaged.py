@@ -127,9 +127,9 @@ def _uncommitted_is_unpublished() -> Iterator[None]:
     """What is not committed yet counts as not published, and records do not wait for it."""
     released = PublishedKeys._released
 
-    def late_keys(keys: PublishedKeys, window: int, trigger: int) -> Any:
+    def late_keys(keys: PublishedKeys, window: int, shard: int, trigger: int) -> Any:
         try:
-            return released(keys, window, trigger)
+            return released(keys, window, shard, trigger)
         except RunError:
             return np.empty((0, 2), np.uint64)
 

@@ -30,7 +30,6 @@ from dpstream.dp_transforms import bounding, flow, skipping
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.published_keys import PublishedKeys
 from dpstream.state import open as stores
-from dpstream.state.idtable import shard_of
 from tests.dp_transforms.exhaustive import LATTICE, AdmittedPair, Breach, Path_, forced, weights_of
 from tests.simulation.hooks import fast, memory_folder
 from tests.streams import COUNT, KEYS, START, STEP, UNITS, Stream, begin, key_name, make_plan
@@ -417,10 +416,9 @@ def of_one_shard() -> Iterator[None]:
     """The set that one key shard published, not all of them."""
     released = PublishedKeys._released
 
-    def own(keys: PublishedKeys, window: int, trigger: int) -> Any:
-        identity = keys._store.identity
-        ids = released(keys, window, trigger)
-        return ids[shard_of(ids, identity.shards) == 0]
+    def own(keys: PublishedKeys, window: int, shard: int, trigger: int) -> Any:
+        ids = released(keys, window, shard, trigger)
+        return ids if shard == 0 else ids[:0]
 
     with mock.patch.object(PublishedKeys, "_released", own):
         yield

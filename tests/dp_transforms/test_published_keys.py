@@ -118,14 +118,13 @@ def test_a_log_is_read_once_and_says_what_was_selected(
     out = released(plan, stream_of(plan).batches(400), path)
     run = begin(plan, path)
     store = Counting(run.open())
-    every = RememberedKeys(plan, store, range(3))  # type: ignore[arg-type]
+    every = [RememberedKeys(plan, store, shard) for shard in range(3)]  # type: ignore[arg-type]
     for window in range(1, timeline.windows):
-        remembered = every.at(window)
         names = set()
-        if remembered.columns is not None:
-            names = set(
-                remembered.columns.take(pa.array(remembered.of(window)))["page"].to_pylist()
-            )
+        for remembered in (of_shard.at(window) for of_shard in every):
+            if remembered.columns is not None:
+                rows = remembered.columns.take(pa.array(remembered.of(window)))
+                names |= set(rows["page"].to_pylist())
         if plan.design.refresh_every == 1:  # all of them are there at the first trigger
             assert names <= published(out, (window, 1))
         assert names <= published(out, (window, timeline.triggers))
@@ -135,11 +134,12 @@ def test_a_log_is_read_once_and_says_what_was_selected(
     held = len([s for shard in range(3) for s in run.open().selections(shard, -1)])
     assert store.rows <= held and store.reads <= 3 * (timeline.windows - 1)
     # Another reader that begins late, or asks for what is long closed, finds the same.
-    last = RememberedKeys(plan, run.open(), range(3))
-    for window in (timeline.windows - 1, 1, timeline.windows - 1):
-        want = every.at(window).knows
-        key_ids = ids_of_all(plan, run.open())
-        assert (last.at(window).knows(window, key_ids) == want(window, key_ids)).all()
+    key_ids = ids_of_all(plan, run.open())
+    for shard, of_shard in enumerate(every):
+        last = RememberedKeys(plan, run.open(), shard, ids_only=True)
+        for window in (timeline.windows - 1, 1, timeline.windows - 1):
+            want = of_shard.at(window).knows(window, key_ids)
+            assert (last.at(window).knows(window, key_ids) == want).all()
     stores.close_all()
 
 
@@ -257,9 +257,9 @@ def test_few_windows_are_kept_and_each_test_is_read_once(
     released(plan, stream_of(plan).batches(400), path)
     keys, timeline, real = keys_of(path, plan), plan.timeline, PublishedKeys._released
 
-    def reads(own: PublishedKeys, window: int, trigger: int) -> Ids:
+    def reads(own: PublishedKeys, window: int, shard: int, trigger: int) -> Ids:
         read.append((window, trigger))
-        return real(own, window, trigger)
+        return real(own, window, shard, trigger)
 
     monkeypatch.setattr(PublishedKeys, "_released", reads)
     for time in range(1, timeline.last_trigger_time):

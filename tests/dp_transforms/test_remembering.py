@@ -23,7 +23,6 @@ from dpstream.dp_transforms import flow, perturbation, step
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.published_keys import Remembered, RememberedKeys
 from dpstream.state import open as stores
-from dpstream.state.idtable import shard_of
 from tests.dp_transforms.exhaustive import AdmittedPair, Breach, Path_, forced
 from tests.streams import START, STEP, Stream, as_rows, begin, by_name, make_plan
 
@@ -232,12 +231,8 @@ def of_one_shard() -> Iterator[None]:
     since = RememberedKeys._since
 
     def own(keys: RememberedKeys, start: int) -> Any:
-        selections = since(keys, start)
-        if len(keys._shards) == 1:
-            return selections
-        return [
-            s for s in selections if (shard_of(ids_of(s.keys.column("_id")), SHARDS) == 0).all()
-        ]
+        of_other = keys._ids_only and keys._shard > 0
+        return [] if of_other else since(keys, start)
 
     with mock.patch.object(RememberedKeys, "_since", own):
         yield
@@ -249,10 +244,9 @@ def of_later_tests() -> Iterator[None]:
     at = RememberedKeys.at
 
     def anew(keys: RememberedKeys, window: int) -> Remembered:
-        if len(keys._shards) > 1:
-            selections = [s for n in keys._shards for s in keys._store.selections(n, -1)]
+        if keys._ids_only:  # BOUND's
             keys._read = Remembered()
-            keys._read.begin(window, 1 << 20, sorted(selections, key=lambda s: s.trigger_time))
+            keys._read.begin(window, 1 << 20, keys._store.selections(keys._shard, -1))
             return keys._read
         return at(keys, window)
 
