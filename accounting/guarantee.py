@@ -43,6 +43,7 @@ from dpstream.accounting.errors import DpstreamError, required
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.gaussian import bisected, epsilon_of
+from dpstream.accounting.libraries import special
 from dpstream.accounting.limits import DECODE_BITS
 from dpstream.accounting.plan.design import hindrance
 from dpstream.accounting.plan.plan import Plan, with_privacy
@@ -366,10 +367,9 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
 
 def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
     """Return ((count + 1,) losses, logarithms of their chances) of so many randomised responses."""
-    from scipy.special import gammaln  # a plan alone needs it
-
     flips = np.arange(count + 1)
-    ways = gammaln(count + 1) - gammaln(flips + 1) - gammaln(count - flips + 1)
+    orders = special.gammaln(flips + 1)  # of flips; backwards, of the others
+    ways = special.gammaln(count + 1) - orders - orders[::-1]
     chances = ways - flips * each - count * math.log1p(math.exp(-each))
     return np.asarray(each * (count - 2.0 * flips)), np.asarray(chances, np.float64)
 

@@ -9,8 +9,18 @@ Machine code is cached as numba does it: in ``__pycache__`` beside the source, i
 folder where that is not writable (a read-only installation), or in ``NUMBA_CACHE_DIR``.  Its index
 holds the source's time and size and the processor's name, so no wheel can bring it.
 
-**``scipy.special``** is loaded when the first of its functions is needed (`special`).  A command
-that needs none (a plan of a session, `--help`) does not wait for SciPy.
+**numba's own machinery** for compiling takes another fifth of a second, so a kernel that is on disk
+is loaded without it (`_load`).  numba loads it itself before it compiles.
+
+**``scipy.special``** is loaded when the first of its functions is needed (`special`), and only its
+compiled functions: the rest of the package takes four times as long.  A command that needs none (a
+plan of a session, `--help`) does not wait for SciPy.
+
+**Modules that others import and seldom use** (`_DEFERRED`) are there, but run when one of their
+attributes is first asked for (`_Deferred`).  Beam imports clients of Pub/Sub and HTTP for
+connectors that few programs have.  A program
+sees no difference, unless a module fails to load: then it fails where it is used.  Commands need
+some libraries never (`HIDDEN`), and Beam and Arrow do without them.
 
 **OpenBLAS** runs on one thread while a strategy is solved (`one_thread`), so that a strategy costs
 what it costs: two threads that waited for each other on a busy machine took five times the CPU of
@@ -25,8 +35,13 @@ Every import of the package runs this module before any of its modules imports B
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
-from collections.abc import Callable, Iterator
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
 _PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
@@ -52,7 +67,11 @@ class Kernel:
         """numba's dispatcher of the function."""
         import numba
 
-        return numba.njit(**self.targetoptions)(self.py_func)
+        dispatcher = numba.njit(**self.targetoptions)(self.py_func)
+        cache: Any = getattr(dispatcher, "_cache", None)
+        if hasattr(cache, "_load_overload"):
+            cache.load_overload = functools.partial(_load, cache)
+        return dispatcher
 
     @property
     def _numba_type_(self) -> Any:
@@ -61,6 +80,17 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """The compiled function's result."""
         return self.dispatcher(*arguments)
+
+
+def _load(cache: Any, signature: Any, context: Any) -> Any:
+    """Return a kernel of numba's cache, or None: as numba does, but without what compiles.
+
+    Machine code refers to what it calls by the names of numba's runtime, which is ready here.
+    """
+    from numba.core.runtime import rtsys
+
+    rtsys.initialize(context)
+    return cache._load_overload(signature, context)
 
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -73,12 +103,12 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 class _Special:
-    """Stands for the module ``scipy.special``: its functions, by their names."""
+    """Stands for the module ``scipy.special``: its compiled functions, by their names."""
 
     def __getattr__(self, name: str) -> Any:
-        import scipy.special
+        import scipy.special._ufuncs as compiled
 
-        function = vars(self)[name] = getattr(scipy.special, name)
+        function = vars(self)[name] = getattr(compiled, name)
         return function
 
 
@@ -123,10 +153,11 @@ def one_thread() -> Iterator[None]:
 _DROPPED = (("apache_beam.io.filesystems", "Failed to import"), (None, "apitools not found"))
 
 
-def drop_import_warnings() -> None:
-    """Drop the warnings that Beam logs at its import, before they reach any handler."""
+def prepare_imports() -> None:
+    """Drop the warnings that Beam logs at its import, and let modules run late."""
     for name, beginning in _DROPPED:
         logging.getLogger(name).addFilter(_Dropped(beginning))
+    sys.meta_path.insert(0, _Finder)
 
 
 class _Dropped(logging.Filter):
@@ -140,3 +171,75 @@ class _Dropped(logging.Filter):
         """Return whether a record is shown."""
         dropped = isinstance(record.msg, str) and record.msg.startswith(self._beginning)
         return not (dropped and "apache_beam" in record.pathname)
+
+
+#: Modules that run late, and those of them that are there and have not run.  Of packages only those
+#: belong here whose parts can be imported before them.
+_DEFERRED = {
+    *("apache_beam.runners.portability.flink_uber_jar_job_server", "google.cloud.pubsub"),
+    *("httplib2", "scipy.special"),
+}
+_LATE: dict[str, types.ModuleType] = {}
+_LOCK = threading.Lock()
+#: Libraries that look as if they were not installed, for a command that needs them never.
+HIDDEN: set[str] = set()
+
+
+class _Deferred(types.ModuleType):
+    """A module that runs when one of its attributes is first asked for.
+
+    It is then imported once more, into the same object, so that Python's own locks let one thread
+    run it while others wait, and so that it is gone again if it fails.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "__path__":  # which Python asks for when it imports
+            with _LOCK:
+                if vars(self).pop("__late__", False):
+                    del sys.modules[self.__name__]
+            importlib.import_module(self.__name__)
+        return types.ModuleType.__getattribute__(self, name)
+
+    def __dir__(self) -> list[str]:
+        return [*self.__getattr__("__dict__")]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle takes for a module: its name."""
+        return importlib.import_module, (self.__name__,)
+
+
+class _LateLoader(SourceFileLoader):
+    """Loads a module that runs late: first as a deferred one, and then into the same object."""
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        """Return the module that is there already, or None for a new one."""
+        return _LATE.get(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module for later, or run it."""
+        if isinstance(module, _Deferred):
+            super().exec_module(module)
+            _LATE.pop(module.__name__).__class__ = types.ModuleType
+        else:
+            _LATE[module.__name__], module.__class__ = module, _Deferred
+            vars(module)["__late__"] = True
+
+
+class _Finder:
+    """Finds modules that run late, and hides libraries."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module that runs late; leave others to the next finder.
+
+        Raises:
+            ModuleNotFoundError: the library is hidden.
+        """
+        if name in HIDDEN:
+            raise ModuleNotFoundError(f"{name} is not loaded in commands", name=name)
+        spec = PathFinder.find_spec(name, path, target) if name in _DEFERRED else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _LateLoader(spec.loader.name, spec.loader.path)
+        return spec

@@ -16,7 +16,7 @@ Names are loaded when they are asked for, so that ``import dpstream`` costs noth
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpstream.accounting.libraries import drop_import_warnings
+from dpstream.accounting.libraries import prepare_imports
 
 if TYPE_CHECKING:
     from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
@@ -139,7 +139,7 @@ __all__ = [
 ]
 
 
-drop_import_warnings()
+prepare_imports()
 
 if not TYPE_CHECKING:
 

@@ -20,6 +20,7 @@ import click
 
 from dpstream.accounting.errors import AccountWarning, DpstreamError, RunError, UsageError
 from dpstream.accounting.extras import missing_extra
+from dpstream.accounting.libraries import HIDDEN
 from dpstream.pipelines.cli.account import account, secret
 from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.census import census
@@ -109,21 +110,6 @@ class Coded(click.Group):
         return super().resolve_command(ctx, args)
 
 
-#: Libraries that Beam and Arrow import where they are installed, and no command needs: a third of a
-#: CPU second.  A program that calls dpstream may need them.
-_UNUSED = ("pandas", "pymongo")
-
-
-class _WithoutUnused:
-    """A finder of modules for which these libraries are not installed."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        """Raise if the module is one of them; leave all others to the next finder."""
-        if name in _UNUSED:
-            raise ModuleNotFoundError(f"{name} is not loaded in commands", name=name)
-
-
 #: The fix of options that click refuses.
 _HELP = "type the command with --help"
 
@@ -207,7 +193,10 @@ def _print_thread_error(failed: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """Entry point of the console script."""
     share_one_heap()
-    sys.meta_path.insert(0, _WithoutUnused)
+    # Beam and Arrow import these where they are installed, and no command needs them: a third of a
+    # CPU second.  A program that calls dpstream may need them.
+    HIDDEN.update(("IPython", "apache_beam.io.gcp.bigquery", "pandas", "pymongo"))
+    gc.set_threshold(500_000)  # new objects: more than all imports make
     threading.excepthook = _print_thread_error
     # Files that libraries make, as charts, are written by their owner alone too.
     os.umask(os.umask(0o077) | 0o022)

@@ -8,6 +8,7 @@ Every optional import belongs to an extra, whose command fits the way of the ins
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,11 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.special
 from packaging.requirements import Requirement
 
 from dpstream.accounting import extras
 from dpstream.accounting.errors import UsageError
-from dpstream.accounting.libraries import Kernel, blas_libraries, njit, one_thread
+from dpstream.accounting.libraries import Kernel, blas_libraries, njit, one_thread, special
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("accounting", "state", "dp_transforms", "pipelines", "dpstream")
 
 
 @njit(inline="always")
@@ -69,7 +74,7 @@ assert "numba" in sys.modules
 def test_a_second_process_takes_machine_code_from_the_cache(tmp_path: Path) -> None:
     """The first process of a new installation compiles and stores, the next compiles nothing."""
     code = """
-import gc
+import gc, sys
 import numpy as np
 from dpstream.accounting.libraries import Kernel
 from dpstream.state.idtable import IdTable
@@ -79,6 +84,7 @@ called = [k for k in gc.get_objects() if isinstance(k, Kernel) and "dispatcher" 
 stats = [kernel.dispatcher.stats for kernel in called if kernel.targetoptions.get("cache")]
 print(*(sum(len(part) for part in parts) for parts in (
     [each.cache_hits for each in stats], [each.cache_misses for each in stats])))
+print(*{"numba.np.arraymath", "numba.cpython.unicode"} & {*sys.modules})  # of the compiler
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
@@ -86,10 +92,83 @@ print(*(sum(len(part) for part in parts) for parts in (
         subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         for _ in range(2)
     )
-    first_hits, first_misses = first.stdout.split()
-    second_hits, second_misses = second.stdout.split()
+    first_hits, first_misses, *first_compiler = first.stdout.split()
+    second_hits, second_misses, *second_compiler = second.stdout.split()
     assert first_hits == second_misses == "0"
     assert first_misses == second_hits != "0"
+    assert first_compiler and not second_compiler
+
+
+SERVER = "apache_beam.runners.portability.flink_uber_jar_job_server"
+#: A module, what is imported with it, a use of it, and what tells that it has run.
+LATE = {
+    "all names": ("httplib2", "sys", "from httplib2 import *; Http", "httplib2.auth"),
+    "attribute": ("httplib2", "sys", "httplib2.Http()", "httplib2.auth"),
+    "listed": ("httplib2", "sys", "assert 'Http' in dir(httplib2)", "httplib2.auth"),
+    "part before it": (
+        *("httplib2", "httplib2.error as error"),
+        *("assert httplib2.HttpLib2Error is error.HttpLib2Error", "httplib2.auth"),
+    ),
+    "no package": (SERVER, f"{SERVER} as server", "server.FlinkUberJarJobServer", "requests.api"),
+    "compiled part": (
+        *("scipy.special", "scipy.special._ufuncs as compiled"),
+        *("from scipy.special import ndtr; assert ndtr is compiled.ndtr", "scipy.special._basic"),
+    ),
+    "other packages": (
+        *("scipy.special", "scipy.special._ufuncs"),
+        *("import scipy.stats, scipy.special.cython_special", "scipy.special._basic"),
+    ),
+    "threads": (
+        *("scipy.special", "importlib, concurrent.futures"),
+        "names = ['scipy.special', 'scipy.special._ufuncs', 'scipy.stats', 'scipy.optimize'] * 8;"
+        "get = lambda name: (importlib.import_module(name), scipy.special.expit);"
+        "list(concurrent.futures.ThreadPoolExecutor(8).map(get, names))",
+        "scipy.special._basic",
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "more", "used", "part"), LATE.values(), ids=LATE)
+def test_modules_that_run_late_run_when_used(module: str, more: str, used: str, part: str) -> None:
+    """And a pickle names them, as it names other modules."""
+    code = f"""
+import pickle, sys
+from dpstream.accounting.libraries import HIDDEN
+HIDDEN.add("apache_beam.io.gcp.bigquery")  # as commands do; it loads `requests`
+from apache_beam.internal.cloudpickle import cloudpickle
+import {module}, {more}
+module = sys.modules[{module!r}]
+assert {part!r} not in sys.modules and type(module).__name__ == "_Deferred"
+assert pickle.loads(cloudpickle.dumps(lambda: module))() is module
+assert {part!r} not in sys.modules
+{used}
+assert {part!r} in sys.modules and type(module) is type(sys) and module is sys.modules[{module!r}]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_late_module_that_fails_says_so_at_each_use(tmp_path: Path) -> None:
+    (tmp_path / "httplib2.py").write_text("import there_is_none")
+    code = """
+import dpstream, httplib2
+for _ in range(2):
+    try:
+        httplib2.Http
+    except ModuleNotFoundError as error:
+        print(error.name)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["there_is_none"] * 2
+
+
+def test_special_functions_are_those_of_the_package() -> None:
+    paths = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    names = {name for path in paths for name in re.findall(r"special\.(\w+)\(", path.read_text())}
+    assert {"ndtr", "log_ndtr", "gammaln"} <= names
+    assert all(getattr(special, name) is getattr(scipy.special, name) for name in names)
 
 
 MODULES = (
@@ -113,7 +192,6 @@ def test_one_thread_and_then_as_before() -> None:
     assert [get() for get in reads] == before
 
 
-ROOT = Path(__file__).parents[2]
 BEAM_WARNINGS_MODULES = """
 import importlib, pkgutil, {package}
 for module in pkgutil.walk_packages({package}.__path__, "{package}."):
@@ -196,8 +274,7 @@ def undeclared(source: str) -> set[str]:
 
 
 def test_every_import_is_declared() -> None:
-    folders = ("accounting", "state", "dp_transforms", "pipelines", "dpstream")
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         assert undeclared(path.read_text()) == set(), path
 
 

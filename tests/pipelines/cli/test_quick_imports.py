@@ -160,6 +160,25 @@ def test_what_commands_hide_is_installed_for_the_doctor() -> None:
     assert json.loads(done.stdout)["extras"]["pandas"]["missing"] == []
 
 
+#: What Beam, Arrow, numba and SciPy import, or would, and no job needs.
+NOT_FOR_RUNS = {
+    *("pandas", "pymongo", "IPython", "pyparsing", "requests"),
+    *("google.pubsub_v1", "google.cloud.bigquery_storage_v1"),
+    *("scipy.special._basic", "numpy.f2py", "numba.np.arraymath"),
+}
+
+
+def test_a_run_loads_what_a_run_needs(tmp_path: Path) -> None:
+    from tests.pipelines.drafting import FLAGS, commits
+
+    file, project = str(commits(tmp_path / "a.parquet")), ("--project", str(tmp_path))
+    loaded(["init", file, *FLAGS, *project, "--public-sample"])
+    loaded(["run", *project])  # compiles what is not on disk
+    names = loaded(["run", *project, "--fresh"])
+    assert NOT_FOR_RUNS & names == set()
+    assert {"apache_beam.io", "numba", "scipy.special._ufuncs"} <= names
+
+
 #: An answer waits for no runner, no compiler and no second accountant.
 NOT_FOR_SQL_ALONE = {"pandas", "numba", "llvmlite"}
 #: Sessions and tables draw from kernels, with the compiler.
