@@ -75,10 +75,12 @@ def id_view(column: pa.Array) -> Ids:
     return np.frombuffer(column.buffers()[1] or b"", np.uint64)[: 2 * len(column)].reshape(-1, 2)
 
 
-def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, bytes]:
-    """Return (new keys, changed states, new pairs) of a step."""
+def step_blobs(states: KeyShard, results: Sequence[StepResult]) -> tuple[bytes, bytes, bytes]:
+    """Return (new keys, changed states, new pairs) of successive steps, as of the last one."""
     batch = states.fresh_keys().append_column("_id", id_array(states.table.ids[states.logged :]))
-    slots = result.changed
+    slots = results[0].changed
+    if len(results) > 1:
+        slots = np.unique(np.concatenate([result.changed for result in results]))
     columns: dict[str, npt.NDArray[Any]] = {
         "slot": slots.astype(np.int32),
         "units": states.units[slots],
@@ -86,7 +88,9 @@ def step_blobs(states: KeyShard, result: StepResult) -> tuple[bytes, bytes, byte
         "round": states.selected[slots],
     }
     values = states.values[slots]
-    return _key_blobs(batch, columns, values, result.pair_slots, result.pair_units)
+    pair_slots = np.concatenate([result.pair_slots for result in results])
+    pair_units = np.concatenate([result.pair_units for result in results])
+    return _key_blobs(batch, columns, values, pair_slots, pair_units)
 
 
 def _key_blobs(

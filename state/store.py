@@ -136,10 +136,16 @@ class KeyShard:
         """Return key columns of the slots ``logged .. size - 1``, created since the last commit."""
         return pa.concat_tables([self._schema.empty_table(), *self._fresh])
 
-    def mark_committed(self, trigger: int) -> None:
-        """Record that the states are durable as of ``trigger``."""
-        self.committed, self.logged, self._fresh = trigger, self.size, []
+    def mark_committed(self, trigger: int, logged: bool = True) -> None:
+        """Record that the states are durable as of ``trigger``.
+
+        Args:
+            logged: whether the new keys are written; ``False`` where a group of steps still waits.
+        """
+        self.committed = trigger
         self.done[:] = False
+        if logged:
+            self.logged, self._fresh = self.size, []
 
     def key_columns(self, slots: Int64) -> pa.Table:
         """Return the key columns of the slots."""

@@ -16,8 +16,9 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 from typing_extensions import override
@@ -62,9 +63,22 @@ _MARK, _DIGEST = b"dpstream backup ", functools.partial(hashlib.blake2b, digest_
 _PAGES = 4096
 
 
-#: A step that waits for its group's commit: its row, whether it closes its window, and what it
-#: selected, where that is remembered.
-_Step = tuple[StepRow, bool, Selection | None]
+class _Step(NamedTuple):
+    """A step that waits for its group's commit.
+
+    Attributes:
+        window, shard, trigger: its name.
+        releases: Arrow bytes of what it releases.
+        selected: what it selected, where that is remembered.
+    """
+
+    window: int
+    shard: int
+    trigger: int
+    releases: bytes
+    states: KeyShard
+    result: StepResult
+    selected: Selection | None
 
 
 class _Group(threading.local):
@@ -117,18 +131,17 @@ class SqliteStore(SqliteRetention, Store):
         ahead = self.released_ahead(window, shard, trigger) if self._has_released_ahead else None
         everything = arrow.merged([result.releases, *([] if ahead is None else [ahead])])
         releases = arrow.to_bytes(everything)
-        blobs = () if result.closes else arrow.step_blobs(states, result)
-        row = step_row(window, shard, trigger, releases, blobs)
         selected = None
         if result.selected is not None and len(result.selected):
             keys = arrow.selected_keys(states, result.selected)
             selected = Selection(result.trigger_time, window, keys)
-        group, step = self._group.steps, (row, result.closes, selected)
+        step = _Step(window, shard, trigger, releases, states, result, selected)
+        group = self._group.steps
+        states.mark_committed(trigger, logged=False)
         if group is not None:
             group.append(step)
         else:
             self._write_steps([step])
-        states.mark_committed(trigger)
         if result.closes:
             self.forget(window, shard)
         return everything
@@ -142,8 +155,8 @@ class SqliteStore(SqliteRetention, Store):
             yield
             self._write_steps(group)
         except BaseException:
-            for row, *_ in group:
-                self.forget(row.window, row.shard)
+            for step in group:
+                self.forget(step.window, step.shard)
             raise
         finally:
             self._group.steps = None
@@ -152,18 +165,18 @@ class SqliteStore(SqliteRetention, Store):
         """Commit steps in one transaction, all or none; their states are dropped if it fails."""
         if not steps:
             return
-        closed = {(row.window, row.shard) for row, closes, _ in steps if closes}
+        closed = {(step.window, step.shard) for step in steps if step.result.closes}
+        rows = list(_rows(steps, closed))
         try:
             with self._lock, self._db:
                 self._db.execute("BEGIN IMMEDIATE")
-                if min(row.window for row, *_ in steps) < self.retained_windows.dropped:
+                if min(step.window for step in steps) < self.retained_windows.dropped:
                     raise OvertakenError  # long ago: the rows that would tell are gone
-                for row, _, selected in steps:
-                    columns = row[:4] if (row.window, row.shard) in closed else row
-                    values = (*columns, *(None,) * (7 - len(columns)))
-                    self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-                    if selected is not None:
-                        add_selection(self._db, row.shard, selected)
+                for row in rows:
+                    self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                for step in steps:
+                    if step.selected is not None:
+                        add_selection(self._db, step.shard, step.selected)
                 for name in closed:
                     self._db.execute(
                         "UPDATE steps SET keys = NULL, states = NULL, pairs = NULL"
@@ -175,11 +188,13 @@ class SqliteStore(SqliteRetention, Store):
                             f"DELETE FROM {table} WHERE window = ? AND shard = ?", name
                         )
         except (sqlite3.Error, RunError, OvertakenError) as error:
-            for row, *_ in steps:
-                self.forget(row.window, row.shard)
+            for step in steps:
+                self.forget(step.window, step.shard)
             if isinstance(error, sqlite3.IntegrityError):
                 raise OvertakenError from None
             raise failed(error, self._db) if isinstance(error, sqlite3.Error) else error from None
+        for step in steps:
+            step.states.mark_committed(step.states.committed)
 
     @override
     def committed_releases(self, window: int, shard: int, trigger: int) -> pa.RecordBatch | None:
@@ -203,9 +218,11 @@ class SqliteStore(SqliteRetention, Store):
         selection_rows = super().selections(shard, after, upto)
         last = (1 << 62) if upto is None else upto
         return selection_rows + [
-            selected
-            for row, _, selected in self._group.steps or ()
-            if row.shard == shard and selected is not None and after < selected.trigger_time <= last
+            step.selected
+            for step in self._group.steps or ()
+            if step.shard == shard
+            and step.selected is not None
+            and after < step.selected.trigger_time <= last
         ]
 
     @override
@@ -269,6 +286,23 @@ class SqliteStore(SqliteRetention, Store):
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _rows(steps: Sequence[_Step], closed: Set[tuple[int, int]]) -> Iterator[StepRow]:
+    """Yield the rows of steps that are committed together, all or none.
+
+    The last step of a (window, shard) has what all of them have changed: one set of blobs for many
+    small steps, since no reader sees the states between them.
+    """
+    changes: dict[tuple[int, int], list[_Step]] = {}
+    for step in steps:
+        changes.setdefault((step.window, step.shard), []).append(step)
+    for step in steps:
+        of_shard = changes[step.window, step.shard]
+        blobs: Iterable[bytes] = ()
+        if step is of_shard[-1] and (step.window, step.shard) not in closed:
+            blobs = arrow.step_blobs(step.states, [other.result for other in of_shard])
+        yield step_row(step.window, step.shard, step.trigger, step.releases, blobs)
 
 
 def backup_file(

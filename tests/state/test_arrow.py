@@ -77,7 +77,7 @@ def logged(steps: list[list[int]]) -> tuple[KeyShard, list[tuple[int, tuple[byte
         changed, slots, units = change(states, keys, trigger)
         none = pa.RecordBatch.from_pydict({"page": pa.array([], pa.string())})
         result = StepResult(changed, changed, slots, units, none, changed, False)
-        log.append((trigger, step_blobs(states, result)))
+        log.append((trigger, step_blobs(states, [result])))
         states.mark_committed(trigger)
     return states, log
 
