@@ -83,7 +83,7 @@ MAX_TRIGGER_TIME = (1 << 31) - 2
 LEAST_LIFE = 366 * 86_400 * MICROS_PER_SECOND
 #: Steps, and rows of their input, that share one commit: each commit waits for the disk, a crash
 #: repeats the steps of the last one.
-COMMIT_STEPS = 16
+COMMIT_STEPS = 64
 COMMIT_ROWS = 250_000
 #: Rows of one part of a release: what one worker sorts, and a sink writes, at a time.
 RELEASE_ROWS = 1 << 20

@@ -44,7 +44,8 @@ def aggregate(
     """Add the rows to the states (``units``, ``values``); return the slots and pairs that changed.
 
     Args:
-        rows: admitted pairs of one window, key shard and step (schema ``admitted_schema``).
+        rows: admitted pairs of one window and key shard (schema ``admitted_schema``), of one step
+            or of several that are taken together.
         weights: (C,) what a unit's pairs add to the weighted count, if the plan has one.
     """
     slots = states.intern(ids_of(rows.column("_id")), rows)
@@ -92,8 +93,10 @@ def _fresh_units(
         stale = states.selected[: states.size] > 0
         chosen = np.flatnonzero(~stale[slots])
     if plan.design.ranked:
-        rank = numpy_view(rows.column("rank"))
-        chosen = chosen[np.argsort(rank[chosen], kind="stable")]
+        # Of several steps: the earlier step's first, then by rank, which is below C.
+        step = numpy_view(rows.column("trigger")).astype(np.int64) * plan.privacy.contributions
+        order = step + numpy_view(rows.column("rank"))
+        chosen = chosen[np.argsort(order[chosen], kind="stable")]
     marked = units[chosen]
     fresh = states.pairs.add(slots[chosen], marked, stale)
     return chosen[fresh], marked[fresh]

@@ -38,6 +38,7 @@ from dpstream.dp_transforms.batches import (
     WINDOW,
     ArrowBatchCoder,
     concat,
+    empty,
     ids_of,
     in_batches_of,
     key_fields,
@@ -156,8 +157,7 @@ def _parts(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int,
     runs = in_batches_of(RELEASE_ROWS, batches, schema)
     run, another = next(runs), next(runs, None)
     if another is None:
-        run = run.take(order_of(run))
-        yield 1, run
+        yield 1, run.take(order_of(run)) if run.num_rows else run
         return
     with (
         file_errors("TMPDIR", "a large release cannot be sorted there"),
@@ -206,6 +206,8 @@ def _sealed(
 ) -> pa.RecordBatch:
     """The rows with their ids and all columns that are the same in each of them."""
     size = rows.num_rows
+    if not size:
+        return empty(sealed_schema(plan))
     begin, end = plan.timeline.window_bounds(window)
     time = plan.timeline.instant_of(plan.timeline.base(window) + trigger)
     message = np.empty((size, 3, 2), np.uint64)

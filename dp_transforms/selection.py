@@ -205,6 +205,16 @@ def next_publication(plan: Plan, trigger: int) -> int:
     return min((trigger // every + 1) * every, last)
 
 
+def is_quiet(plan: Plan, trigger: int) -> bool:
+    """Return whether a step tests and publishes nothing, and no key enters: it only adds rows.
+
+    A key that is due at it, or that its rows touch, waits for the next test or publication, which
+    looks at the same keys whether a quiet step looked at them before or not.
+    """
+    tests = plan.design.selects and plan.design.selects_at(trigger)
+    return trigger > 1 and not tests and not publishes(plan, trigger)
+
+
 def publishes(plan: Plan, trigger: int) -> bool:
     """Return whether all selected keys are published at this trigger (refresh, or window close)."""
     return trigger % plan.design.refresh_every == 0 or trigger == plan.timeline.triggers

@@ -10,6 +10,9 @@ and keys that came from a shard that was ahead must not take those steps again (
 ``TakenSteps``).  A step too large for one transaction is committed in parts by key
 (``KeyShard.done``).  Either way the step is computed for the remaining keys, and its releases are
 those that one undivided step would have given: keys do not depend on each other.
+
+A step that tests and publishes nothing is quiet: its rows are added together with those of the next
+one, if both share a commit (``Stepper.steps``).
 """
 
 import contextlib
@@ -32,6 +35,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.aggregation import aggregate, distinct
 from dpstream.dp_transforms.batches import (
     admitted_schema,
+    concat,
     empty,
     ids_of,
     shard_release_schema,
@@ -46,6 +50,7 @@ from dpstream.dp_transforms.published_keys import RememberedKeys
 from dpstream.dp_transforms.selection import (
     NoisyThresholds,
     candidates,
+    is_quiet,
     next_publication,
     predict,
     publishes,
@@ -155,6 +160,7 @@ class Stepper:
         self._look_ahead = look_ahead or max(4, min(32, drawn.strategy_object.triggers // 12))
         self._input = admitted_schema(plan)
         self._nothing = empty(shard_release_schema(plan))
+        self._unchanged = (_NO_SLOTS, _NO_SLOTS, _NO_SLOTS, np.zeros((0, 2), np.uint64))
         self._taken = TakenSteps(store.reshards)
         self._remembered: dict[int, RememberedKeys] = {}
 
@@ -219,19 +225,40 @@ class Stepper:
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
         """Do ``step`` for each (window, trigger, rows) in order, committed together."""
-        work = [(window, shard, *rest) for window, *rest in group]
         with self.store.at_work("release", shard):
             try:
                 with self.store.grouped():
-                    return [self._step_once(*step) for step in work]
+                    return self._take(shard, group)
             except OvertakenError:
                 # Each by itself: what the other worker committed is read back.
                 self._remembered.pop(shard, None)
-                return [self._step_again(*step) for step in work]
+                return [self._step_again(window, shard, *rest) for window, *rest in group]
             except BaseException:
                 # What was selected in the group, and read before it was committed, is not.
                 self._remembered.pop(shard, None)
                 raise
+
+    def _take(
+        self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
+    ) -> list[tuple[pa.RecordBatch, bool]]:
+        """Do steps that are committed all or none; rows of quiet ones are added at the next step.
+
+        A quiet step (`selection.is_quiet`) only adds its rows to the states, and nobody reads the
+        states before the group is committed.  A step that was committed before is read back, so
+        its rows never wait.
+        """
+        last = {window: number for number, (window, *_) in enumerate(group)}
+        waiting: dict[int, list[pa.RecordBatch]] = {}
+        out = []
+        for number, (window, trigger, own) in enumerate(group):
+            parts, rows = [*waiting.pop(window, ()), own], None
+            waits = number < last[window] and is_quiet(self.plan, trigger)
+            if waits and trigger == self.store.key_shard(window, shard).committed + 1:
+                waiting[window] = parts
+            else:
+                rows = own if len(parts) == 1 else concat(parts, self._input)
+            out.append(self._step_once(window, shard, trigger, rows))
+        return out
 
     def _compute(
         self,
@@ -242,6 +269,9 @@ class Stepper:
         rows: pa.RecordBatch | None,
     ) -> StepResult:
         rows = rows if rows is not None else empty(self._input)
+        time = self.plan.timeline.base(window) + trigger
+        if not rows.num_rows and is_quiet(self.plan, trigger):
+            return StepResult(*self._unchanged, self._nothing, _NO_SLOTS, False, trigger_time=time)
         ids = ids_of(rows.column("_id"))
         public, public_ids = self._entering_keys(window, shard, trigger)
         named = np.concatenate([ids, public_ids]) if len(public_ids) else ids
@@ -267,7 +297,6 @@ class Stepper:
         noted = None
         if self.plan.design.remembers and len(selected):
             noted = selected[self._remembered_of(shard).unknown(states.table.ids[selected])]
-        time = self.plan.timeline.base(window) + trigger
         pairs = batch.pair_slots, batch.pair_units
         return StepResult(changed, slots, *pairs, releases, chosen, closes, noted, time)
 

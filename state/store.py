@@ -345,11 +345,11 @@ class Store(RetentionStore):
 
     @abstractmethod
     def grouped(self) -> AbstractContextManager[None]:
-        """Commit all steps of the block (of this thread) when it ends, in one transaction if
-        the database's limits allow.
+        """Commit all steps of the block (of this thread) when it ends, all or none of them.
 
         Raises:
-            OvertakenError: another worker committed one of them; none is written by this one.
+            OvertakenError: another worker committed one of them, or together they are too large for
+                one transaction; none is written.
         On any error the states of all its steps are dropped from memory.
         """
 

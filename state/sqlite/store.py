@@ -1,8 +1,9 @@
 """The embedded store: SQLite in WAL mode with durable commits, one log row per step.
 
 Key states are kept in memory per (window, shard); a step is written as one row that holds its
-releases (the outbox), its progress and the changed states as Arrow blobs.  Row-wise upserts
-would be an order of magnitude slower.  A cold start replays the log.
+releases (the outbox), its progress and the changed states as Arrow blobs: those of all steps that
+share its commit, where it is the last of them.  Row-wise upserts would be an order of magnitude
+slower.  A cold start replays the log.
 
 A backup is a copy of the file, and a restore puts one file in the place of another.  A file under
 its final name is always whole: it is made as a hidden draft beside it

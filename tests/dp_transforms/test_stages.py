@@ -20,7 +20,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
 from dpstream.dp_transforms import selection
 from dpstream.dp_transforms.aggregation import aggregate
-from dpstream.dp_transforms.batches import admitted_schema
+from dpstream.dp_transforms.batches import admitted_schema, concat
 from dpstream.dp_transforms.noise.paths import NoiseStream, Paths
 from dpstream.dp_transforms.perturbation import Published, PublishedPaths, publish
 from dpstream.dp_transforms.selection import (
@@ -125,6 +125,18 @@ def test_pairs_say_which_of_them_counts_the_unit(order: tuple[int, ...]) -> None
     assert states.units[:2].tolist() == [2, 1]
     assert states.values[:2].tolist() == [[3, 13, 101], [1, -2, 10]]
     assert len(update.pair_slots) == len(update.pair_units) == 0 == states.pairs.size
+
+
+def test_steps_that_are_taken_together_count_as_one_after_the_other() -> None:
+    """The pair of the earlier step counts, not the one that was admitted first."""
+    plan = make_plan(weights=SelectionWeights(3, 1), skip=False)
+    early = batch_of(plan, [(1, 0, 1, {}), (2, 0, 2, {})], trigger=2)
+    later = batch_of(plan, [(1, 0, 0, {}), (3, 0, 1, {})], trigger=3)
+    apart, together, weights = states_of(plan), states_of(plan), np.array([100, 10, 1])
+    for rows in (early, later):
+        aggregate(plan, apart, rows, weights)
+    aggregate(plan, together, concat([early, later], early.schema), weights)
+    assert (together.values[:1] == apart.values[:1]).all() and apart.values[0, -1] == 21
 
 
 def test_a_unit_counts_with_the_weight_of_its_first_pair() -> None:

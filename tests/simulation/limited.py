@@ -183,9 +183,10 @@ class LimitedStore(LimitedRetention, Store):
             yield
             if sum(len(step.rows) for step in group) <= self.database.limit:
                 self._transact([(step, True) for step in group], "group")
+            elif len(group) == 1:
+                self._write(group[0])
             else:
-                for step in group:
-                    self._write(step)
+                raise OvertakenError
         except BaseException:
             for step in group:
                 self.forget(*step.place)
