@@ -5,18 +5,21 @@ either ends.  If the parent has ended, also by ``kill -9``, it kills the command
 started.  The command in turn gets SIGKILL from the kernel when the guard is killed: that is safe
 only here, because Linux ties it to the *thread* that started the command, and the guard has one.
 SIGINT and SIGTERM are passed on; those of a terminal do not reach it, so an engine ends when its
-launcher says so.
+launcher says so.  At the end it removes the command's folder, which may hold private rows.
 """
 
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+#: Variable of the environment that names the command's folder.
+FOLDER = "DPSTREAM_GUARDED_FOLDER"
 _PR_SET_PDEATHSIG = 1
 #: Milliseconds between two looks where the system has no descriptors of processes.
 _LOOK = 500
@@ -70,7 +73,10 @@ def main(parent: int, command: Sequence[str]) -> int:
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)  # it, or what it has left behind
-    return child.wait() if child.returncode is None else child.returncode
+    code = child.wait()
+    if folder := os.environ.get(FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
 
 
 def _wait(child: "subprocess.Popen[bytes]", parent: int, parents: int | None) -> None:

@@ -38,7 +38,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError, required
 from dpstream.pipelines.runners.errors import say
-from dpstream.pipelines.runners.guard import stop, with_parent
+from dpstream.pipelines.runners.guard import FOLDER, stop, with_parent
 
 _PROC = Path("/proc")
 _TABLES = ("tcp", "tcp6")
@@ -203,7 +203,7 @@ class GuardedJobServer(SubprocessJobServer):  # type: ignore[misc]
                 with_parent(command),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.environment()},
+                env={**os.environ, FOLDER: self._local_temp_root, **self.environment()},
             )
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
             self._channel = grpc.insecure_channel(f"{LOOPBACK}:{port}", options=_CHANNEL)
@@ -321,13 +321,16 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
     def environment(self) -> dict[str, str]:
         """Return the settings of the Flink inside it, unless a cluster is named.
 
-        What it opens, it opens on this machine.
+        What it opens, it opens on this machine.  Its checkpoints hold the records that wait for a
+        trigger time; they lie in the server's folder, because in memory one of 5 MiB fails the run.
         """
         if _FLINK_SETTINGS in os.environ:
             return {}
         folder = Path(self.local_temp_dir(prefix="flink"))
+        settings = dict.fromkeys(_FLINK_HOSTS, LOOPBACK)
+        settings |= {"io.tmp.dirs": str(folder), "state.checkpoints.dir": folder.as_uri()}
         (folder / "flink-conf.yaml").write_text(
-            "".join(f"{name}: {LOOPBACK}\n" for name in _FLINK_HOSTS)
+            "".join(f"{name}: {value}\n" for name, value in settings.items())
         )
         return {_FLINK_SETTINGS: str(folder)}
 

@@ -57,7 +57,6 @@ FLINK_FLAGS = frozenset(
         "number_of_execution_retries",
         "execution_retry_delay",
         "auto_watermark_interval",
-        "shutdown_sources_after_idle_ms",
         "latency_tracking_interval",
         "flink_conf_dir",
         "disable_metrics",

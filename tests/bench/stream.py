@@ -130,7 +130,7 @@ def measured(job: Job, engine: str, workers: int) -> Measured:
 
 
 def _flink_flags(pool: Pool | None, workers: int) -> list[str]:
-    here = [f"--parallelism={workers}", "--shutdown_sources_after_idle_ms=1000"]
+    here = [f"--parallelism={workers}"]
     if pool is None:
         return here
     return [

@@ -12,9 +12,12 @@ import pytest
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate import state_admin
 from dpstream.pipelines.stream.run import run_job
+from tests.bench.paper.synth import Synth, generate
+from tests.bench.stream import job_of
 from tests.faults.flink import job_at, letters, poisoned, published, undisturbed
 from tests.runners.flink import LOCAL, local
-from tests.runners.golden import write_stream
+from tests.runners.golden import digest, write_stream
+from tests.runners.golden import published as releases
 
 __all__ = ["local"]
 pytestmark = [
@@ -59,3 +62,15 @@ def test_a_restored_store_catches_up(stream: Path, right: Job, tmp_path: Path) -
     for path in sorted(Path(job.sink.path).glob("window-*/*"))[-20:]:
         path.unlink()
     run_on_flink(job, right)
+
+
+def test_more_records_wait_than_fit_into_a_checkpoint_in_memory(tmp_path: Path) -> None:
+    """Flink's checkpoints in memory end at 5 MiB: 100,000 records of a worker."""
+    data, digests = tmp_path / "data", []
+    data.mkdir()
+    generate(Synth(users=170_000, keys=1_000, row_group_rows=20_000), data / "z.parquet")
+    for runner, flags in (("DirectRunner", []), ("FlinkRunner", LOCAL)):
+        job = job_of(tmp_path / runner, data, shards=2, triggers=48)
+        run_job(job, runner, flags)
+        digests.append(digest(releases(job)))
+    assert digests[0] == digests[1]

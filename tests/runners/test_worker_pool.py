@@ -21,7 +21,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
 from dpstream.pipelines.runners import job_servers
 from dpstream.pipelines.runners import worker_pool as pools
-from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.guard import FOLDER, with_parent
 from dpstream.pipelines.runners.job_servers import descendants, listeners
 from tests.faults.flink import job_at
 from tests.runners import prism
@@ -282,11 +282,14 @@ def gone(*pids: int) -> Callable[[], bool]:
 
 
 @pytest.fixture
-def family() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A parent, and (the command, its child, the guard) in any order of their names."""
+def family(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A parent, and (the command, its child, the guard) in any order of their names; the command
+    has a folder."""
     program = PARENT.format(family="\n".join(FAMILY))
+    (tmp_path / "private").mkdir()
     parent = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, FOLDER: str(tmp_path / "private")},
     )  # fmt: skip
     assert parent.stdout is not None
     with parent:
@@ -303,13 +306,14 @@ def family() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 
 def test_a_killed_parent_takes_all_with_it(
-    family: tuple[subprocess.Popen[str], list[int]],
+    family: tuple[subprocess.Popen[str], list[int]], tmp_path: Path
 ) -> None:
     parent, pids = family
     time.sleep(1.0)  # the thread that started it is long gone: that alone ends nothing
-    assert all(alive(pid) for pid in pids)
+    assert all(alive(pid) for pid in pids) and list(tmp_path.iterdir())
     parent.kill()
     wait_for(gone(*pids), 20)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_killed_guard_takes_its_command_with_it(
