@@ -194,7 +194,10 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
-        *_unless(flags, "max_bundle_time_mills", "100"),
+        # A step of one stage is the next one's input once its bundle has ended and the watermark is
+        # sent on: by Flink's default of 200 ms each, the tests of a plan wait for nothing else.
+        *_unless(flags, "max_bundle_time_mills", "20"),
+        *_unless(flags, "auto_watermark_interval", "20"),
         *_unless(flags, "job_server_timeout", _FOREVER),
         # A coded refusal comes back after a few tries; a cluster has its own restart strategy.
         *(_unless(flags, "number_of_execution_retries", "3") if local else []),

@@ -171,7 +171,7 @@ def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"--flink_job_server_jar={tools / 'flink' / 'job-server.jar'}" in flink
     assert {
         "--environment_type=LOOPBACK", "--checkpointing_interval=1000",
-        "--finish_bundle_before_checkpointing", "--max_bundle_time_mills=100",
+        "--finish_bundle_before_checkpointing", "--max_bundle_time_mills=20",
     } <= set(flink)  # fmt: skip
     cloud = make_runner("DataflowRunner", CLOUD).options.view_as(GoogleCloudOptions)
     assert cloud.dataflow_service_options == ["streaming_mode_exactly_once"]
