@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from apache_beam.runners.worker import statesampler
-from apache_beam.runners.worker.sdk_worker import SdkHarness
+from apache_beam.runners.worker.sdk_worker import BundleProcessorCache, SdkHarness
 from apache_beam.utils.sentinel import Sentinel
 from typing_extensions import override
 
-#: Threads of a worker's connections, which end with their streams.
-_READERS = ("read_state", "read_grpc_client_inputs")
+#: The thread of a worker that dies with a traceback if its engine ends first.  That of its data
+#: does not, and Flink never ends its stream: a run would wait ten seconds for it.
+_READER = "read_state"
 #: Milliseconds between two looks of a bundle's sampler, at most.
 _SAMPLING_MS = 5
 
@@ -33,6 +34,20 @@ def end_bundles_soon() -> None:
     statesampler.StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
 
 
+class _Processors(BundleProcessorCache):  # type: ignore[misc]
+    """Those of a harness in this process, which tell the engine no numbers of a bundle.
+
+    All that is counted is here already (`dp_transforms.telemetry`); to collect, name and send what
+    Beam counts of each transform takes several milliseconds of every bundle.
+    """
+
+    @override
+    def get(self, instruction_id: str, bundle_descriptor_id: str) -> Any:
+        processor = super().get(instruction_id, bundle_descriptor_id)
+        processor.monitoring_infos = list
+        return processor
+
+
 class Harness(SdkHarness):  # type: ignore[misc]
     """A worker that takes no more bundles after it is stopped.
 
@@ -44,6 +59,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         end_bundles_soon()
+        self._bundle_processor_cache.__class__ = _Processors
         self.name, self.stopped = self._worker_id, False
         self._idle = threading.Condition()
         self._bundles, self._draining = 0, False
@@ -68,7 +84,7 @@ class Harness(SdkHarness):  # type: ignore[misc]
         self.stop()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         for thread in threading.enumerate():
-            if thread.name in _READERS:
+            if thread.name == _READER:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def left(self) -> bool:
