@@ -322,7 +322,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """The joint meaning of the settings, resolved once."""
         return design_of(self)
 
-    @property
+    @functools.cached_property
     def hash(self) -> str:
         """The 128-bit hex digest of every public parameter in the canonical form below."""
         return plan_hash(self)
