@@ -27,6 +27,7 @@ from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, UsageError
 from dpstream.accounting.limits import DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
 from dpstream.accounting.plan.plan import Plan
+from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
     SHARD,
     STORED,
@@ -75,8 +76,15 @@ from dpstream.state.store import OvertakenError
 #: A watermark W promises only what lies before W, so BOUND fires at its trigger time, not before,
 #: and the release step one runner tick later, when BOUND's outputs are there.
 RELEASE_TICKS = 1
-#: Announced trigger times that one callback takes of a stream that is behind its clock.
-CATCH_UP_LIMIT = 8
+#: Trigger times that one callback may take of a stream that is behind its clock, at least, and the
+#: part of a window that they may be: each callback is a round of timers and bundles through the
+#: engine, and the rows of all its trigger times wait for it.
+CATCH_UP_LIMIT, _PART_OF_WINDOW = 8, 32
+
+
+def stride(timeline: Timeline) -> int:
+    """Return how many announced trigger times one callback takes of a stream that is behind."""
+    return max(CATCH_UP_LIMIT, timeline.triggers // _PART_OF_WINDOW)
 
 
 class Output(NamedTuple):
@@ -168,7 +176,7 @@ class DPStream(beam.PTransform):
         )
         if paced:
             clock = paced_clock(clock, timeline, Pace(run))
-        catch_up_limit = None if bounded and not paced else CATCH_UP_LIMIT
+        catch_up_limit = None if bounded and not paced else stride(timeline)
         canonical = CanonicaliserFactory(run.plan, run.keys, run.public, run.joined)
         ingest = Records(canonical, reading_threads(threads, catch_up_limit))
         typed = beam.ParDo(ingest).with_output_types(

@@ -20,7 +20,7 @@ from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import concat, numpy_view
 from dpstream.dp_transforms.beam.buffer import BufferUntilTriggerTime, Held, ShardCallback
 from dpstream.dp_transforms.beam.clock import ToShards
-from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
+from dpstream.dp_transforms.flow import stride
 from dpstream.dp_transforms.release import due_by
 from dpstream.dp_transforms.run import Run
 from dpstream.state.retention import drop_delivered, reached, settled_trigger_time
@@ -89,7 +89,7 @@ class Delivered(beam.PTransform):
         """Return the stage itself."""
         timeline = self._run.plan.timeline
         return BufferUntilTriggerTime(
-            timeline, self._make, DELIVERED_TICKS, catch_up_limit=CATCH_UP_LIMIT
+            timeline, self._make, DELIVERED_TICKS, catch_up_limit=stride(timeline)
         )
 
 

@@ -35,16 +35,15 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import UsageError
 from dpstream.dp_transforms.batches import DEAD_LETTER_SCHEMA, OFFSET, PARTITION
 from dpstream.dp_transforms.beam.delivery import released_through
-from dpstream.dp_transforms.flow import CATCH_UP_LIMIT
+from dpstream.dp_transforms.flow import stride
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.telemetry import count
 from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.formats.rows import Part, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
-#: Rows, about, that may be ahead; and trigger times, however few rows they have.
-ROWS_AHEAD = 200_000
-TRIGGER_TIMES_AHEAD = 2 * CATCH_UP_LIMIT
+#: Rows, about, that may be ahead; and strides of trigger times, however few rows they have.
+ROWS_AHEAD, STRIDES_AHEAD = 200_000, 2
 #: Time between two questions to the store.
 ASK_SECONDS = 0.05
 #: How long a source waits before it asks again whether the store has kept up.
@@ -85,7 +84,7 @@ class Backpressure:
         trigger_time = 1 + max(0, timeline.passed(watermark))
         self._first = trigger_time if self._first is None else self._first
         passed = 0 if rows is None else trigger_time - self._first
-        allowed = max(TRIGGER_TIMES_AHEAD, ROWS_AHEAD * passed // max(1, rows or 0))
+        allowed = max(STRIDES_AHEAD * stride(timeline), ROWS_AHEAD * passed // max(1, rows or 0))
         if trigger_time - self._done <= allowed:
             return False
         if time.monotonic() - self._checked_at >= ASK_SECONDS:

@@ -27,10 +27,10 @@ from dpstream.dp_transforms.beam.delivery import (
     resume_point,
 )
 from dpstream.dp_transforms.flow import (
-    CATCH_UP_LIMIT,
     BoundCallback,
     ReleaseCallback,
     run_in_memory,
+    stride,
 )
 from dpstream.dp_transforms.ingest.records import Canonicaliser
 from dpstream.dp_transforms.noise.ids import key_ids
@@ -39,7 +39,7 @@ from dpstream.pipelines.connectors import inputs
 from dpstream.pipelines.connectors.files.sink import FileSink
 from dpstream.pipelines.connectors.inputs import (
     ASK_SECONDS,
-    TRIGGER_TIMES_AHEAD,
+    STRIDES_AHEAD,
     Backpressure,
     ReaderPool,
     positioned,
@@ -114,6 +114,7 @@ def test_unused_ones_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLAN = make_plan(triggers=12, windows=6, slide=6, lateness=2, skew=STEP // 2, stamped=True)
 LINE = PLAN.timeline
+TRIGGER_TIMES_AHEAD = STRIDES_AHEAD * stride(LINE)
 
 
 @pytest.fixture
@@ -153,11 +154,13 @@ def test_windows_that_take_no_steps_hold_nobody(run: Run) -> None:
     assert released_through(run) == LINE.last_trigger_time
 
 
-def test_a_source_within_a_stride_is_never_held(run: Run) -> None:
-    # Or a stride that is waited for could never come.
-    assert TRIGGER_TIMES_AHEAD > CATCH_UP_LIMIT + 1
-    for ahead in range(TRIGGER_TIMES_AHEAD - 1):
-        assert not Backpressure(run).holds(LINE.instant_of(ahead), 1 << 40)
+@pytest.mark.parametrize("triggers", [12, 640])
+def test_a_source_within_a_stride_is_never_held(triggers: int, tmp_path: Path) -> None:
+    """Or a stride that is waited for could never come."""
+    plan = make_plan(triggers=triggers, windows=6, slide=triggers // 2, stamped=True)
+    run = begin(plan, tmp_path / "long.db", shards=2)
+    for ahead in range(stride(plan.timeline) + 2):
+        assert not Backpressure(run).holds(plan.timeline.instant_of(ahead), 1 << 40)
 
 
 def test_a_source_far_ahead_waits_until_releases_follow(run: Run) -> None:
