@@ -286,12 +286,16 @@ def split_by_shard(
             yield 0, batch
         return
     order = np.argsort(shard.astype(np.uint16), kind="stable")
-    bounds = np.searchsorted(shard[order], np.arange(shards + 1))
-    for number in range(shards):
-        rows = order[bounds[number] : bounds[number + 1]]
-        if len(rows):
-            # Each shard gets buffers of its own, so that they are freed with the shard.
-            yield number, batch.take(pa.array(rows))
+    bounds = np.searchsorted(shard[order], np.arange(shards + 1)).tolist()
+    # Large pieces get buffers of their own, so that they are freed with their shard.  Small ones
+    # travel as bytes, and to take each by itself would cost more than its rows.
+    small = batch.num_rows < HAND_OVER_ROWS * shards
+    ordered = batch.take(pa.array(order)) if small else batch
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        if begin < end and small:
+            yield number, ordered.slice(begin, end - begin)
+        elif begin < end:
+            yield number, batch.take(pa.array(order[begin:end]))
 
 
 def split_by_id(

@@ -21,6 +21,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms import batches, release
 from dpstream.dp_transforms.batches import (
     HAND_OVER,
+    HAND_OVER_ROWS,
     PART,
     SHARD,
     ArrowBatchCoder,
@@ -97,9 +98,11 @@ def test_ids_are_seen_where_they_stand() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4])
-def test_rows_keep_their_order_within_a_shard(shards: int) -> None:
-    shard = np.array([2, 0, 2, 0, 0]) % shards
-    batch = pa.RecordBatch.from_pydict({"n": list(range(5))})
+@pytest.mark.parametrize("times", [1, 2 * HAND_OVER_ROWS])
+def test_rows_keep_their_order_within_a_shard(shards: int, times: int) -> None:
+    """Also where pieces are small, and share their buffers."""
+    shard = np.tile([2, 0, 2, 0, 0], times) % shards
+    batch = pa.RecordBatch.from_pydict({"n": np.arange(5 * times)})
     by_shard = {n: rows.column("n").to_pylist() for n, rows in split_by_shard(batch, shard, shards)}
     assert by_shard == {n: np.flatnonzero(shard == n).tolist() for n in set(shard.tolist())}
     assert list(split_by_shard(batch.slice(0, 0), shard[:0], shards)) == []
