@@ -116,9 +116,10 @@ class KeyShard:
         slots = self.table.intern(ids)
         if self.size > before:
             self._grow()
-            # The first row of each new slot: slots are handed out in order of appearance.
-            new_rows = np.flatnonzero(slots >= before)
-            first = new_rows[np.unique(slots[new_rows], return_index=True)[1]]
+            # The first row of each new slot: of equal indices the one assigned last remains.
+            new_rows = np.flatnonzero(slots >= before)[::-1]
+            first = np.empty(self.size - before, np.int64)
+            first[slots[new_rows] - before] = new_rows
             columns = [keys.column(f.name) for f in self._schema]
             table = pa.Table.from_arrays(columns, schema=self._schema).take(pa.array(first))
             self._append(table.combine_chunks())
