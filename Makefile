@@ -115,10 +115,13 @@ prism: .tools/bin/prism-loopback
 	$(or $(shell command -v $(PYTHON)),python3) pipelines/runners/prism_build.py .tools/bin/prism
 	touch $@
 
-flink: .tools/flink/job-server.jar
+flink: .tools/flink/job-server.jsa
 
 .tools/flink/job-server.jar: deploy/flink/pom.xml deploy/flink/assemble.py deploy/flink/loopback.py
 	$(or $(shell command -v $(PYTHON)),python3) deploy/flink/assemble.py .tools/flink
+
+.tools/flink/job-server.jsa: .tools/flink/job-server.jar deploy/flink/archive.py | $(READY)
+	$(BIN)/python deploy/flink/archive.py $<
 
 # A Kafka broker for the tests: its jars, by Maven and Java of 11 or later.
 kafka: .tools/kafka/.ready

@@ -65,7 +65,7 @@ FLINK_FLAGS = frozenset(
 #: The job server's log, and how its virtual machine works: it lives as long as one run, and with a
 #: compiler that optimises less, and one collector, starting costs it half the CPU time.
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-_SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: Flink's names for a cluster inside the job server.
 _LOCAL_FLINK = ("[local]", "[auto]")
 _ENVIRONMENTS = ("LOOPBACK", "EXTERNAL", "DOCKER", "PROCESS")
@@ -239,7 +239,9 @@ def _job_server(options: PipelineOptions) -> list[str]:
         )
     properties = options.view_as(JobServerOptions).job_server_jvm_properties
     # A virtual machine refuses two collectors, and takes the last of two other settings.
-    tuned = () if any(text.startswith("-XX:") for text in properties) else _SHORT_LIVED
+    tuned = () if any(text.startswith("-XX:") for text in properties) else SHORT_LIVED
+    if tuned and (classes := jar.with_suffix(".jsa")).is_file():
+        tuned = (*tuned, f"-XX:SharedArchiveFile={classes}")  # `deploy/flink/archive.py`
     return [
         *([] if named else [f"--flink_job_server_jar={jar}"]),
         *(f"--job_server_jvm_property={text}" for text in (_QUIET, *tuned)),

@@ -109,9 +109,13 @@ def test_a_job_server_starts_with_half_of_the_work(
         f"--job_server_java_launcher={java}",
         *(f"--job_server_jvm_property={text}" for text in given),
     ]
-    added_flags = table.flink(PipelineOptions(flags, flink_master="[local]"), flags)
-    assert ("--job_server_jvm_property=-XX:+UseSerialGC" in added_flags) == tuned
-    assert ("--job_server_jvm_property=-XX:TieredStopAtLevel=1" in added_flags) == tuned
+    for archived in (False, True):
+        added_flags = table.flink(PipelineOptions(flags, flink_master="[local]"), flags)
+        assert ("--job_server_jvm_property=-XX:+UseSerialGC" in added_flags) == tuned
+        assert ("--job_server_jvm_property=-XX:TieredStopAtLevel=1" in added_flags) == tuned
+        classes = f"--job_server_jvm_property=-XX:SharedArchiveFile={tmp_path / 'server.jsa'}"
+        assert (classes in added_flags) == (tuned and archived)
+        (tmp_path / "server.jsa").touch()
 
 
 def test_flink_is_sent_no_list_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
