@@ -239,7 +239,8 @@ def _job_server(options: PipelineOptions) -> list[str]:
         )
     properties = options.view_as(JobServerOptions).job_server_jvm_properties
     # A virtual machine refuses two collectors, and takes the last of two other settings.
-    tuned = () if any(text.startswith("-XX:") for text in properties) else SHORT_LIVED
+    own = any(text.startswith("-XX:") for text in properties)
+    tuned: tuple[str, ...] = () if own else SHORT_LIVED
     if tuned and (classes := jar.with_suffix(".jsa")).is_file():
         tuned = (*tuned, f"-XX:SharedArchiveFile={classes}")  # `deploy/flink/archive.py`
     return [
