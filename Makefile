@@ -80,7 +80,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock \
 	  || $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	touch $(READY)
 
 # Locks, all hashed: what development needs, what images run (deploy/runtime.lock), what the

@@ -35,7 +35,7 @@ tr(V X^-1) is a sum over them.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -260,20 +260,18 @@ def _root(parts: list[tuple[float, tuple[int, ...]]], sides: dict[int, _Axis]) -
         rows = math.prod([len(sides[axis].inner) - 1 for axis in key])
         places[key] = slice(size, size + rows)
         size += rows
-    matrix = np.zeros((size, size))
+    matrix, blocks = np.zeros((size, size)), dict[tuple[Any, ...], Float64]()
+    where = slice(0, 1), slice(1, None)  # at u, and not
     for weight, axes in parts:
         subsets = _below([axes])
         for one in subsets:
             for other in subsets:
-                blocks = [
-                    sides[a].inner[
-                        slice(1, None) if a in one else slice(0, 1),
-                        slice(1, None) if a in other else slice(0, 1),
-                    ]
-                    for a in axes
-                ]
-                block = kron(blocks) if blocks else np.ones((1, 1))
-                matrix[places[one], places[other]] += weight * block
+                # Equal attributes share their sides, and so their blocks.
+                name = tuple((id(sides[a]), a in one, a in other) for a in axes)
+                if name not in blocks:
+                    inner = [sides[a].inner[where[a in one], where[a in other]] for a in axes]
+                    blocks[name] = kron(inner) if inner else np.ones((1, 1))
+                matrix[places[one], places[other]] += weight * blocks[name]
     return sure_sum(np.asarray(np.linalg.eigvalsh(matrix)))
 
 
