@@ -97,8 +97,8 @@ SINK_FILES = 16
 SINK_THREADS = 8
 #: How long a client goes on trying to hand a release to a broker or a service that is down.
 SINK_SECONDS = 600.0
-#: Noise draws held in memory at once by a path (4 bytes each).
-MAX_DRAWS_AT_ONCE = 4_000_000
+#: Noise draws held in memory at once by a path: as many as the second cache holds.
+MAX_DRAWS_AT_ONCE = 1 << 17
 #: Times a step is begun because another worker was faster; each time that one made progress.
 STEP_ATTEMPTS = 100
 #: Mutations of one Spanner commit (its own limit): a row counts once for each of its columns.

@@ -71,8 +71,6 @@ class NoisyThresholds:
         #: trigger is asked for its noise at the tests.
         self._at = np.concatenate([[0], plan.design.test_triggers])
         self._published = [stream.strategy.triggers != len(self._tau) for stream, _ in terms]
-        ends = self._at[np.minimum(np.arange(len(self._at)) + self.horizon, len(self._tau))]
-        self._most = int((ends - self._at).max())
         #: (slots, horizon) noisy thresholds; step t stands in column t mod horizon.
         self.thresholds = np.zeros((0, self.horizon), np.int32)
         #: last step that is computed, and whether the noise was begun; by slot.
@@ -100,8 +98,7 @@ class NoisyThresholds:
         if len(slots) == 0:
             return
         upto = np.minimum(step_index + self.horizon - 1, len(self._tau))
-        # A published count has a step for each trigger: many columns, so few keys at once.
-        rows = max(1, MAX_DRAWS_AT_ONCE // self._most)
+        rows = max(1, MAX_DRAWS_AT_ONCE // self.horizon)
         for begin in range(0, len(slots), rows):
             part = slice(begin, begin + rows)
             noise = self._noise(slots[part], step_index[part], upto[part])
@@ -115,19 +112,25 @@ class NoisyThresholds:
         total = np.zeros((len(slots), self.horizon), np.int64)
         behind = self.computed[slots] < step_index - 1
         for number, (paths, coefficient) in enumerate(self._paths):
-            # The others have a step for each test.
             published = self._published[number]
-            begin, end = (
-                (self._at[step_index - 1], self._at[upto]) if published else (step_index - 1, upto)
-            )
             if behind.any():
-                paths.seek(slots[behind], begin[behind])
-            noise = paths.advance(slots, end, self._most if published else self.horizon)
-            if published and self._most > self.horizon:
-                steps = np.minimum(step_index[:, None] + np.arange(self.horizon), upto[:, None])
-                noise = np.take_along_axis(noise, self._at[steps] - begin[:, None] - 1, axis=1)
+                begin = step_index[behind] - 1
+                paths.seek(slots[behind], self._at[begin] if published else begin)
+            if published:
+                noise = self._at_tests(paths, slots, step_index, upto)
+            else:  # with a step for each test
+                noise = paths.advance(slots, upto, self.horizon)
             total += noise if coefficient == 1 else coefficient * noise
         return total
+
+    def _at_tests(self, paths: Paths, slots: Int64, step_index: Int64, upto: Int64) -> Int64:
+        """(n, horizon) noise of a stream with a step for each trigger, decoded at the tests."""
+        noise = np.zeros((len(slots), self.horizon), np.int64)
+        for ahead in range(self.horizon):
+            rows = np.flatnonzero(step_index + ahead <= upto)
+            test = self._at[step_index[rows] + ahead]
+            noise[rows, ahead] = paths.advance(slots[rows], test)[:, 0]
+        return noise
 
     def at(self, slots: Int64, step_index: Int64) -> Int64:
         """Return the noisy threshold of one covered step for each slot."""
