@@ -262,12 +262,13 @@ def _root(parts: list[tuple[float, tuple[int, ...]]], sides: dict[int, _Axis]) -
         size += rows
     matrix, blocks = np.zeros((size, size)), dict[tuple[Any, ...], Float64]()
     where = slice(0, 1), slice(1, None)  # at u, and not
+    # Equal attributes share their sides, and so their blocks.
+    alike = {a: min(b for b in sides if sides[b] is sides[a]) for a in sides}
     for weight, axes in parts:
         subsets = _below([axes])
         for one in subsets:
             for other in subsets:
-                # Equal attributes share their sides, and so their blocks.
-                name = tuple((id(sides[a]), a in one, a in other) for a in axes)
+                name = tuple((alike[a], a in one, a in other) for a in axes)
                 if name not in blocks:
                     inner = [sides[a].inner[where[a in one], where[a in other]] for a in axes]
                     blocks[name] = kron(inner) if inner else np.ones((1, 1))
