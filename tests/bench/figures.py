@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dpstream.accounting.limits import DEFAULT_SHARDS
 from dpstream.pipelines.formats.encodings import read_releases
 from dpstream.pipelines.jobs.secret import new_secret
 from tests import accounts
@@ -47,7 +48,7 @@ from tests.bench import oneshot, sampler, state
 from tests.bench.common import child_seconds, emit, machine
 from tests.bench.paper import synth
 from tests.bench.paper.jobs import Frame, Mode, Setting, parse_mode, write_job
-from tests.bench.paper.one_run import in_child
+from tests.bench.paper.one_run import ONE_HEAP, in_child
 from tests.bench.paper.truth import Truth, errors, load
 
 EXAMPLE = Path(__file__).parents[2] / "pipelines" / "examples" / "flights.toml"
@@ -60,6 +61,9 @@ TOLERANCES = {
     **{"memory": 0.1, "keys": 0.1, "l1": 0.1},
 }
 REPEATS = 5
+#: Runs of a whole process, of which the least counts, and the users of the long day: 2.4 million
+#: records.
+SIDES, LONG_USERS = 3, 400_000
 #: Stands for no key at all, in logarithms.
 _NONE = 0.5
 TRIGGERS, CONTRIBUTIONS = 100, 32
@@ -68,12 +72,17 @@ Figures = dict[str, float]
 Say = Callable[[str], None]
 
 
+def day_of(folder: Path, users: int) -> Frame:
+    """The synthetic day of so many users, for jobs of the default number of shards."""
+    data = folder / f"day-{users}.parquet"
+    if not data.exists():
+        synth.generate(synth.Synth(users=users, keys=1_000_000, seed=0).check(), data)
+    return Frame(data, "int", folder / "runs", 6.0, 1e-9, DEFAULT_SHARDS)
+
+
 def stream(folder: Path, users: int, say: Say) -> Figures:
     """The default job and the combined one on the synthetic day, beside the plain pipeline."""
-    params = synth.Synth(users=users, keys=1_000_000, seed=0).check()
-    data = folder / f"day-{users}.parquet"
-    synth.generate(params, data)
-    frame = Frame(data, "int", folder / "runs", 6.0, 1e-9, 4)
+    frame = day_of(folder, users)
     pairs = []
     for number in range(REPEATS):
         say(f"{users:,} users, pair {number + 1} of {REPEATS}")
@@ -82,7 +91,7 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
     combined = _job(frame, "combined")
     say(f"{users:,} users, combined")
     run_of(combined)
-    truth = Truth(load(data, users=False), TRIGGERS)
+    truth = Truth(load(frame.data, users=False), TRIGGERS)
     size = f"{users // 1000}k users"
     figures = {
         f"{size}: cpu": least_ratio(
@@ -97,10 +106,51 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
     return figures
 
 
-def _job(frame: Frame, mode: str) -> Path:
+def processes(folder: Path, sizes: Sequence[int], say: Say) -> Figures:
+    """Whole processes: the default job beside the Polars plan (`tests.bench.polars_plan`), all of
+    the larger size and what it costs more than the smaller one; 1,000 triggers beside 100.
+    """
+    say("the Polars plan")
+    own, plan = {}, {}
+    for users in (min(sizes), max(sizes)):
+        frame = day_of(folder, users)
+        plain = [sys.executable, "-m", "tests.bench.polars_plan"]
+        plain += [str(frame.data), str(TRIGGERS), str(CONTRIBUTIONS)]
+        own[users] = min(_process(_run(_job(frame, "sticky"))) for _ in range(SIDES))
+        plan[users] = min(_process(plain) for _ in range(SIDES))
+    (less, more), (plan_less, plan_more) = own.values(), plan.values()
+    figures = {
+        "beside polars: cpu": four_digits(more / plan_more),
+        "beside polars, further: cpu": four_digits((more - less) / (plan_more - plan_less)),
+    }
+    frame = day_of(folder, LONG_USERS)
+    for mode in ("sticky", "combined"):
+        say(f"1,000 triggers, {mode}")
+        few, many = (
+            min(_process(_run(_job(frame, mode, triggers))) for _ in range(SIDES))
+            for triggers in (TRIGGERS, 10 * TRIGGERS)
+        )
+        name = "1,000 triggers" if mode == "sticky" else f"1,000 triggers, {mode}"
+        figures[f"{name}: cpu"] = four_digits(many / few)
+    return figures
+
+
+def _run(job: Path) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "tests.bench.paper.one_run", str(job)]
+
+
+def _process(command: list[str], folder: Path | None = None) -> float:
+    """CPU seconds of a process from its start to its end."""
+    before = child_seconds()
+    env = os.environ | ONE_HEAP
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=env)
+    return child_seconds() - before
+
+
+def _job(frame: Frame, mode: str, triggers: int = TRIGGERS) -> Path:
     """A job under a fixed key and run id: its keys and errors differ by a percent at most."""
     named = parse_mode(mode)
-    setting = Setting(Mode(named.name, {**named.fields, "threads": 1}), TRIGGERS, CONTRIBUTIONS)
+    setting = Setting(Mode(named.name, {**named.fields, "threads": 1}), triggers, CONTRIBUTIONS)
     job = write_job(frame, setting)
     (job.parent / "noise.secret").write_text(hashlib.sha256(b"figures").hexdigest() + "\n")
     return job
@@ -139,7 +189,7 @@ def parts(say: Say) -> Figures:
     own, rows = (
         max(run["committed_per_cpu_second"] for run in side) for side in zip(*stores, strict=True)
     )
-    return {"sampler: speed": drawn["cpu_ratio"], "store: speed": float(f"{own / rows:.4g}")}
+    return {"sampler: speed": drawn["cpu_ratio"], "store: speed": four_digits(own / rows)}
 
 
 def commands(folder: Path, say: Say) -> Figures:
@@ -163,30 +213,30 @@ def commands(folder: Path, say: Say) -> Figures:
         "plan: start": [*dpstream, "plan"],
     }
 
-    def seconds(command: list[str]) -> float:
-        before = child_seconds()
-        subprocess.run(command, check=True, capture_output=True, cwd=folder)
-        return child_seconds() - before
-
     for command in (base, *command_lines.values()):  # modules are compiled
-        seconds(command)
+        _process(command, folder)
     timings: dict[str, list[tuple[float, float]]] = {name: [] for name in command_lines}
     for _ in range(REPEATS):
-        beside = seconds(base)
+        beside = _process(base, folder)
         for name, command in command_lines.items():
-            timings[name].append((seconds(command), beside))
+            timings[name].append((_process(command, folder), beside))
     return {name: least_ratio(pairs) for name, pairs in timings.items()}
 
 
 def least_ratio(pairs: Iterable[tuple[float, float]]) -> float:
     """Least of the first to least of the second, to four digits."""
     own, beside = zip(*pairs, strict=True)
-    return float(f"{min(own) / min(beside):.4g}")
+    return four_digits(min(own) / min(beside))
+
+
+def four_digits(value: float) -> float:
+    """The number to four digits."""
+    return float(f"{value:.4g}")
 
 
 def median(values: "list[float] | Iterator[float]") -> float:
     """Middle value, to four digits."""
-    return float(f"{statistics.median(values):.4g}")
+    return four_digits(statistics.median(values))
 
 
 def measure(sizes: list[int], records: int, folder: Path, say: Say) -> Figures:
@@ -194,6 +244,7 @@ def measure(sizes: list[int], records: int, folder: Path, say: Say) -> Figures:
     figures: Figures = {}
     for users in sizes:
         figures |= stream(folder, users, say)
+    figures |= processes(folder, sizes, say)
     return figures | one_shot(folder, records, say) | parts(say) | commands(folder, say)
 
 
