@@ -347,6 +347,11 @@ def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
         return disk_errors.FULL
     if code in ("SQLITE_NOMEM", "SQLITE_IOERR_NOMEM"):
         return disk_errors.MEMORY
+    if code == "SQLITE_TOOBIG":
+        return disk_errors.Cause(
+            "a step of one shard is larger than its largest row, which is a gigabyte",
+            "use more shards: `dpstream state reshard JOB --shards N`, then run the job again",
+        )
     if code == "SQLITE_READONLY_DBMOVED":
         return disk_errors.Cause(
             "it was moved or replaced while it was open", "run the same command again"
