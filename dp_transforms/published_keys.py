@@ -267,8 +267,10 @@ class PublishedKeys:
         for nth in range(int(count.max())):
             rows = np.flatnonzero(count > nth)
             windows = first[rows] + nth
-            for window in np.unique(windows).tolist():
+            for window in range(int(windows.min()), int(windows.max()) + 1):
                 mine = rows[windows == window]
+                if not len(mine):
+                    continue
                 out[mine] |= self._published(window, ids[mine], decided).astype(np.int32) << nth
         return out
 
