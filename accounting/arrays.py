@@ -1,5 +1,7 @@
 """Numpy array types, named by their elements, for annotations."""
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,4 @@ def kron(factors: list[Float64]) -> Float64:
     """Return the Kronecker product of arrays of equal numbers of axes, in order; 1 for none."""
     if not factors:
         return np.ones(1)
-    product = factors[0]
-    for factor in factors[1:]:
-        product = np.asarray(np.kron(product, factor), dtype=np.float64)
-    return product
+    return functools.reduce(lambda a, b: np.asarray(np.kron(a, b), dtype=np.float64), factors)

@@ -25,7 +25,7 @@ from apache_beam.typehints import no_annotations
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, UsageError
-from dpstream.accounting.limits import DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
+from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS, DEFAULT_SHARDS, SPLIT_BUFFER_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
@@ -59,9 +59,9 @@ from dpstream.dp_transforms.release import (
     Gather,
     Seal,
     ShardRelease,
-    commit_groups,
     due_by,
     emitted,
+    in_groups,
     in_order,
     seal,
     steps_through,
@@ -426,7 +426,7 @@ class ReleaseCallback:
         ) -> Iterator[ShardRelease]:
             first = store.retained_windows.first
             due = (step for step in steps_through(timeline, rows, upto, since) if step[0] >= first)
-            for group in commit_groups(due):
+            for group in in_groups(due, lambda s: s[2].num_rows, COMMIT_STEPS, COMMIT_ROWS):
                 with timed("step"):
                     done = stepper.steps(shard, group)
                 for (window, trigger, _), (released, computed) in zip(group, done, strict=True):

@@ -16,7 +16,7 @@ at a time, writes these runs to a temporary file, and merges them.
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import apache_beam as beam
 import numpy as np
@@ -27,7 +27,7 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget.calibration import calibrated
-from dpstream.accounting.limits import COMMIT_ROWS, COMMIT_STEPS, MERGED_ROWS, RELEASE_ROWS
+from dpstream.accounting.limits import COMMIT_ROWS, MERGED_ROWS, RELEASE_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import (
@@ -56,6 +56,7 @@ from dpstream.state.store import RunIdentity
 #: One step's committed rows on their way to the seal: (window, trigger) and a shard's batch, which
 #: is empty where the seal reads the rows from the store.
 ShardRelease = tuple[tuple[int, int], pa.RecordBatch]
+Item = TypeVar("Item")
 
 
 def steps_through(
@@ -108,16 +109,19 @@ def due_by(
     return rows.filter(pa.array(~later)), rows.filter(pa.array(later))
 
 
-def commit_groups(
-    steps: Iterable[tuple[int, int, pa.RecordBatch]],
-) -> Iterator[list[tuple[int, int, pa.RecordBatch]]]:
-    """Yield the steps in groups that share one commit: few waits for the disk, little to repeat."""
-    group: list[tuple[int, int, pa.RecordBatch]] = []
+def in_groups(
+    items: Iterable[Item], rows_of: Callable[[Item], int], most: int, most_rows: int
+) -> Iterator[list[Item]]:
+    """Yield the items in groups that end at ``most`` items, or at ``most_rows`` rows.
+
+    A group is committed or written at once: few waits for the disk, little to repeat.
+    """
+    group: list[Item] = []
     rows = 0
-    for step in steps:
-        group.append(step)
-        rows += step[2].num_rows
-        if len(group) >= COMMIT_STEPS or rows >= COMMIT_ROWS:
+    for item in items:
+        group.append(item)
+        rows += rows_of(item)
+        if len(group) >= most or rows >= most_rows:
             yield group
             group, rows = [], 0
     if group:

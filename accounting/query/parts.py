@@ -236,10 +236,8 @@ def parts_of(plan: QueryPlan) -> tuple[QueryPart, ...]:
     in.
     """
     total = math.fsum(column.share for column in plan.columns)
-    parts: list[QueryPart] = []
-    for column in plan.columns:
-        parts += _parts(plan, column, column.share / total)
-    return tuple(parts)
+    columns = plan.columns
+    return tuple(part for c in columns for part in _parts(plan, c, c.share / total))
 
 
 def parts_by_column(plan: QueryPlan, parts: Sequence[QueryPart]) -> dict[str, list[int]]:

@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -61,6 +61,13 @@ class Product(NamedTuple):
     def rows(self) -> int:
         """Number of queries."""
         return math.prod([factor.rows for factor in self.factors])
+
+
+def applied(factors: Iterable[Factor], x: Float64) -> Float64:
+    """Return the products of factors with the axes of an array, in order."""
+    for axis, factor in enumerate(factors):
+        x = factor.apply(x, axis)
+    return x
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,13 +164,9 @@ class Workload:
                 f"a histogram has at most {MAX_HISTOGRAM_CELLS} cells",
                 "use coarser cells",
             )
-        blocks = []
-        for product in self.products:
-            answers = x.reshape(self.sizes)
-            for axis, factor in enumerate(self.factors_of(product)):
-                answers = factor.apply(answers, axis)
-            blocks.append(answers)
-        return blocks
+        return [
+            applied(self.factors_of(product), x.reshape(self.sizes)) for product in self.products
+        ]
 
     def relative(self) -> "Workload":
         """Return the same queries, each divided by its norm."""

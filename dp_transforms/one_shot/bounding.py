@@ -10,6 +10,7 @@ of their own: stage 1 clamps to bounds, so they are chosen before it runs.  Sens
 ``accounting.query.bounds``; that a unit has at most VALUES values in a histogram is made here.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -84,10 +85,8 @@ def sampling_keys(
 ) -> Ids:
     """Return (n, 2) MACs of (purpose and run, and each row's blocks)."""
     state = ring.sample.blocks(np.array([(1 + len(blocks), 0)], np.uint64))
-    state = ring.sample.blocks(state ^ ring.name((purpose, *run_name)))
-    for block in blocks:
-        state = ring.sample.blocks(state ^ block)
-    return state
+    names = (ring.name((purpose, *run_name)), *blocks)
+    return functools.reduce(lambda state, block: ring.sample.blocks(state ^ block), names, state)
 
 
 def _sampled(partials: Partials, ring: KeyRing, run_name: Sequence[bytes], most: int) -> Int64:

@@ -19,11 +19,10 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Bool, Int64
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import Cells, Needs
+from dpstream.dp_transforms.one_shot.partials import per_group
 
 #: Noisy parts by aggregate: (cells,) int64 of each sum, (cells, nodes) of a tree.
 Noisy = tuple[tuple[Int64, ...], ...]
-#: Below this a float is a whole number exactly.
-_EXACT = 1 << 53
 
 
 class ColumnTotals(NamedTuple):
@@ -150,11 +149,7 @@ def _sums(number: Int64, values: Int64 | None, size: int) -> Int64:
     """(size,) how many there are of each number, or exact sums of their values."""
     if values is None:
         return np.bincount(number, minlength=size).astype(np.int64, copy=False)
-    if int(values.max(initial=0)) * len(values) < _EXACT:
-        return np.bincount(number, values, minlength=size).astype(np.int64)
-    sums = np.zeros(size, np.int64)
-    np.add.at(sums, number, values)
-    return sums
+    return per_group(number, values, size)
 
 
 def shards_of(cells: int, shards: int) -> Int64:

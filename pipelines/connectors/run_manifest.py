@@ -33,7 +33,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.flow import SealFactory
-from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.release import in_groups, stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.sink import (
     FORMAT,
@@ -175,12 +175,19 @@ def resealed(run: Run, store: Store, names: Iterator[tuple[int, int]]) -> Iterat
         part
         for window, trigger in names
         for part in sealed(
-            window, trigger, (_step(store, window, n, trigger) for n in range(run.shards))
+            window,
+            trigger,
+            (committed_step(store, window, n, trigger) for n in range(run.shards)),
         )
     )
 
 
-def _step(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
+def committed_step(store: Store, window: int, shard: int, trigger: int) -> pa.RecordBatch:
+    """Return the rows of a step that the store says is committed.
+
+    Raises:
+        PolicyError: it is not there.
+    """
     rows = store.committed_releases(window, shard, trigger)
     if rows is None:
         raise PolicyError("store", "lost a step it says is committed", "restore it from a backup")
@@ -351,7 +358,8 @@ def publish_committed(
     batches = resealed(run, store, iter(names))  # refuses another key
     begin()
     written = 0
-    for batch in _together(batches):
+    # Releases that a sink writes at once: their waits for the disk overlap.
+    for batch in in_groups(batches, len, SINK_RELEASES, SINK_ROWS):
         sink.write(batch)
         written += sum(map(is_last, batch))
         if progress is not None:
@@ -382,19 +390,6 @@ def note_complete(run: Run, sink: Sink) -> None:
     dropped = store.retained_windows.dropped
     if all(name in there for name in committed_names(run, store) if name[0] >= dropped):
         store.set_metadata(_PUBLISHED, content)
-
-
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Releases that a sink writes at once: their waits for the disk overlap."""
-    held, rows = list[pa.RecordBatch](), 0
-    for batch in batches:
-        held.append(batch)
-        rows += batch.num_rows
-        if len(held) >= SINK_RELEASES or rows >= SINK_ROWS:
-            yield held
-            held, rows = [], 0
-    if held:
-        yield held
 
 
 def finished(run: Run) -> bool:

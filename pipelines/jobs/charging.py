@@ -58,7 +58,27 @@ def check_begin(job: Job, fresh: bool = False, accept: Accept | None = None) -> 
         UsageError: account and store are the same file or database, or a database may not be used.
         RunError: a file or a database cannot be read.
     """
-    refuse_exposed(job)
+    # Private files in a folder that is published, or in git.  The secret and the account are
+    # refused where they are opened, for every kind of question.
+    folder = job.sink.folder
+    private = {
+        "secret": job.secret.file,
+        "store": job.state.path and str(job.state.path),
+        "account.path": job.ledger and file_of(job.ledger.path),
+    }
+    for field, path in private.items():
+        if path and folder and folder.resolve() in Path(path).resolve().parents:
+            raise PolicyError(
+                field, "lies in the folder of the releases", "keep private files elsewhere"
+            )
+    store = job.state.path
+    if store is not None:
+        refuse_tracked("store", store, "it holds the state of private records")
+    file = job.ledger and file_of(job.ledger.path)
+    if file and store and file.resolve() == store.resolve():
+        raise UsageError("account.path", "is the state store's file", "use a file of its own")
+    if job.ledger and job.ledger.path == job.state.store:
+        raise UsageError("account.path", "is the store's database", "use a database of its own")
     identity = None if fresh else store_identity(job)
     try:
         return _check_begin(job, identity, fresh, accept)
@@ -136,13 +156,18 @@ def fresh_command(job: Job) -> str:
 
 def ledger_seen(job: Job) -> "Head | None":
     """Return the account's end as the store's file last saw it; ``None`` also for a database."""
+    from dpstream.state.ledger.lineage import LEDGER, head_of  # not needed to plan
+
+    return head_of(_note_of(job, LEDGER))
+
+
+def _note_of(job: Job, name: str) -> str | None:
     path = job.state.path
     if path is None or not Path(path).exists():
         return None
-    from dpstream.state.ledger.lineage import LEDGER, head_of  # not needed to plan
     from dpstream.state.sqlite.file import peek_note
 
-    return head_of(peek_note(path, LEDGER))
+    return peek_note(path, name)
 
 
 def unfinished_fresh(job: Job) -> "RunIdentity | None":
@@ -150,13 +175,9 @@ def unfinished_fresh(job: Job) -> "RunIdentity | None":
 
     The next ``--fresh`` continues it, at no further charge.
     """
-    path = job.state.path
-    if path is None or not Path(path).exists():
-        return None
-    from dpstream.state.sqlite.file import peek_note
     from dpstream.state.store import FRESH
 
-    identity = None if peek_note(path, FRESH) is None else store_identity(job)
+    identity = None if _note_of(job, FRESH) is None else store_identity(job)
     return identity if identity is not None and identity.plan_hash == job.plan.hash else None
 
 
@@ -247,33 +268,3 @@ def spend_of(job: HasAccount, budget: Budget, run_id: str, epoch: int = 0) -> Ch
         label=job.name or msgspec.UNSET,
         span=span_of(plan),
     )
-
-
-def refuse_exposed(job: Job) -> None:
-    """Refuse a job whose private files lie in a folder that is published, or in git.
-
-    The secret and the account are refused where they are opened, for every kind of question.
-
-    Raises:
-        PolicyError: a private file lies in the folder of the releases, or git tracks the store.
-        UsageError: account and store are the same file or database.
-    """
-    folder = job.sink.folder
-    private = {
-        "secret": job.secret.file,
-        "store": job.state.path and str(job.state.path),
-        "account.path": job.ledger and file_of(job.ledger.path),
-    }
-    for field, path in private.items():
-        if path and folder and folder.resolve() in Path(path).resolve().parents:
-            raise PolicyError(
-                field, "lies in the folder of the releases", "keep private files elsewhere"
-            )
-    store = job.state.path
-    if store is not None:
-        refuse_tracked("store", store, "it holds the state of private records")
-    file = job.ledger and file_of(job.ledger.path)
-    if file and store and file.resolve() == store.resolve():
-        raise UsageError("account.path", "is the state store's file", "use a file of its own")
-    if job.ledger and job.ledger.path == job.state.store:
-        raise UsageError("account.path", "is the store's database", "use a database of its own")

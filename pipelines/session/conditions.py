@@ -11,6 +11,7 @@ comparison with a value is exact.  One of a real number or an instant stands for
 else is refused, unless the value lies outside the dimension's range.
 """
 
+import functools
 import operator
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -133,17 +134,12 @@ def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
             return _levelled(condition, views.spent(condition.kind))
         case AllOf(parts=parts):
             parts = tuple(_merged(parts, met=True))
-            sides = [_boxes(part, space, views) for part in parts]
-            boxes = stacked([space.everything])
-            for side in sorted(sides, key=_order):
-                boxes = _met(boxes, side)
-            return boxes
+            sides = sorted((_boxes(part, space, views) for part in parts), key=_order)
+            return functools.reduce(_met, sides, stacked([space.everything]))
         case AnyOf(parts=parts):
-            sides = [_boxes(part, space, views) for part in _merged(parts, met=False)]
-            boxes = space.everything[:0]
-            for side in sorted(sides, key=_order):
-                boxes = _either(boxes, side)
-            return boxes
+            parts = tuple(_merged(parts, met=False))
+            sides = sorted((_boxes(part, space, views) for part in parts), key=_order)
+            return functools.reduce(_either, sides, space.everything[:0])
 
 
 def _order(boxes: Int64) -> tuple[int, bytes]:

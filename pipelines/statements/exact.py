@@ -67,9 +67,9 @@ def _regroup(node: exp.Select) -> None:
     and above them, under TRY, everything that is computed from these."""
     group, having, order = (node.args.get(part) for part in ("group", "having", "order"))
     groups = [] if group is None else list(group.expressions)
-    replacements: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {}
-    for i, item in enumerate(groups):
-        replacements[item] = _typed(item), _above(f"g{i}", item)
+    replacements: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {
+        item: (_typed(item), _above(f"g{i}", item)) for i, item in enumerate(groups)
+    }
     for item in (*node.expressions, *(part for part in (having, order) if part is not None)):
         for call in item.find_all(exp.AggFunc):
             if call not in replacements:

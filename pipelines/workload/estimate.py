@@ -26,7 +26,7 @@ from dpstream.accounting.arrays import Float64, kron
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.libraries import one_thread
 from dpstream.accounting.strategies.cells.bases import Basis, restored
-from dpstream.accounting.workloads.workload import Product, Workload
+from dpstream.accounting.workloads.workload import Product, Workload, applied
 from dpstream.pipelines.workload.planning import HALF_WIDTH
 
 # Non-negative estimates of the cells: least squares, in the noise's own metric, not clipping.
@@ -206,9 +206,8 @@ def _by_columns(workload: Workload, product: Product, mix: Float64) -> Float64:
     total = np.zeros(rows)
     for begin in range(0, mix.shape[1], step):
         part = mix[:, begin : begin + step].reshape(*workload.sizes, -1)
-        for axis, factor in enumerate(factors):
-            part = factor.apply(part, axis)
-        total += np.einsum("qj,qj->q", part.reshape(rows, -1), part.reshape(rows, -1))
+        part = applied(factors, part).reshape(rows, -1)
+        total += np.einsum("qj,qj->q", part, part)
     return total
 
 

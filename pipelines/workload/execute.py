@@ -42,6 +42,7 @@ from dpstream.pipelines.ask.acceptance import (
 )
 from dpstream.pipelines.ask.folder import Output
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.connectors.run_manifest import committed_step
 from dpstream.pipelines.jobs.charging import unfinished_fresh
 from dpstream.pipelines.jobs.committed import unit_of
 from dpstream.pipelines.jobs.job import Job
@@ -235,11 +236,7 @@ def _cells(store: Store, window: int, trigger: int, name: str, size: int) -> Flo
     """Return (n,) estimates of a release, of all shards."""
     cells = np.full(size, np.nan)
     for shard in range(store.identity.shards):
-        rows = store.committed_releases(window, shard, trigger)
-        if rows is None:
-            raise PolicyError(
-                "store", "lost a step it says is committed", "restore it from a backup"
-            )
+        rows = committed_step(store, window, shard, trigger)
         cells[rows.column(CELL.column).to_numpy()] = rows.column(name).to_numpy()
     if np.isnan(cells).any():
         raise PolicyError("store", "lacks cells of a release", "restore it from a backup")

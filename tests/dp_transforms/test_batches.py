@@ -205,13 +205,11 @@ def test_a_key_column_may_have_any_other_name(name: str) -> None:
         assert len(set(schema.names)) == len(schema.names)
 
 
-def test_a_group_ends_when_it_has_enough_steps_or_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "COMMIT_STEPS", 3)
-    monkeypatch.setattr(release, "COMMIT_ROWS", 10)
+def test_a_group_ends_when_it_has_enough_steps_or_rows() -> None:
     rows = [0, 0, 0, 0, 10, 4, 6, 0, 25, 1]
     batches = [pa.RecordBatch.from_arrays([pa.nulls(n)], names=["x"]) for n in rows]
     steps = [(0, trigger, batch) for trigger, batch in enumerate(batches, 1)]
-    groups = list(release.commit_groups(steps))
+    groups = list(release.in_groups(steps, lambda step: step[2].num_rows, 3, 10))
     assert [step for group in groups for step in group] == steps
     assert [[step[1] for step in group] for group in groups] == [
         [1, 2, 3], [4, 5], [6, 7], [8, 9], [10],

@@ -114,9 +114,7 @@ def _groups(workload: Workload) -> list[list[Product]]:
 def _floor(
     workload: Workload, products: list[Product], weights: Sequence[Float64], widths: Sequence[int]
 ) -> float:
-    factors: dict[int, Factor] = {}
-    for product in products:
-        factors.update(zip(product.axes, product.factors, strict=True))
+    factors = {axis: f for p in products for axis, f in zip(p.axes, p.factors, strict=True)}
     names = {axis: (f.canonical(), weights[axis].tobytes()) for axis, f in factors.items()}
     turned = {name: _turned(factors[axis], weights[axis]) for axis, name in names.items()}
     sides = {axis: turned[name] for axis, name in names.items()}

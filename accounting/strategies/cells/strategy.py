@@ -364,13 +364,10 @@ class Identity(Gram):
 
     @override
     def variances(self, workload: Workload) -> list[Float64]:
-        variances = []
-        for product in workload.products:
-            norms = np.ones(1)
-            for factor in workload.factors_of(product):
-                norms = np.kron(norms, sum(factor.parts))
-            variances.append(norms)
-        return variances
+        return [
+            kron([np.asarray(sum(factor.parts)) for factor in workload.factors_of(product)])
+            for product in workload.products
+        ]
 
     @override
     def spreads(self, workload: Workload) -> list[Spread]:
