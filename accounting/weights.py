@@ -71,7 +71,16 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self, contributions: int, vanishing: bool = False) -> None:
         """Refuse weights that do not decay, or (unless they may) vanish on their lattice."""
         if self.size_share is not None:
-            self._check_share(self.size_share)
+            if not 0.01 <= self.size_share <= 0.99:
+                raise UsageError(
+                    "mechanism.weights.size_share", "must lie between 0.01 and 0.99", "write 0.2"
+                )
+            if (self.offset, self.power) != (3.0, 1.0):
+                raise UsageError(
+                    "mechanism.weights.size_share",
+                    "sets weights by size, but offset and power set weights by order",
+                    "keep one of the two",
+                )
         if not (0 <= self.offset <= 1e6 and 0 < self.power <= 4):
             raise UsageError(
                 "mechanism.weights",
@@ -83,18 +92,6 @@ class SelectionWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "mechanism.weights",
                 f"the weight of a unit's last pair is below the lattice of 2^-{WEIGHT_BITS}",
                 "use a smaller power or fewer contributions",
-            )
-
-    def _check_share(self, share: float) -> None:
-        if not 0.01 <= share <= 0.99:
-            raise UsageError(
-                "mechanism.weights.size_share", "must lie between 0.01 and 0.99", "write 0.2"
-            )
-        if (self.offset, self.power) != (3.0, 1.0):
-            raise UsageError(
-                "mechanism.weights.size_share",
-                "sets weights by size, but offset and power set weights by order",
-                "keep one of the two",
             )
 
     def integers(self, contributions: int) -> Int64:

@@ -86,13 +86,6 @@ class Privacy(MechanismFields, frozen=True):
                 f"must be positive and finite, at most {limits.MAX_EPSILON:g}",
                 "write e.g. 1.0",
             )
-        self._check_delta()
-        switch = "mechanism.allow_large_delta = true"
-        check_delta(self.delta, self.allow_large_delta, "budget.delta", switch)
-        check_bounds(self, job_field)
-        self._check_selection()
-
-    def _check_delta(self) -> None:
         if self.delta == 0 and self.strategy not in ("geometric", "auto"):
             raise UsageError(
                 "budget.delta",
@@ -105,8 +98,9 @@ class Privacy(MechanismFields, frozen=True):
                 f"must be 0, or at least {limits.MIN_DELTA:g} and below 1",
                 "write 1e-9",
             )
-
-    def _check_selection(self) -> None:
+        switch = "mechanism.allow_large_delta = true"
+        check_delta(self.delta, self.allow_large_delta, "budget.delta", switch)
+        check_bounds(self, job_field)
         if self.weights is not None:
             self.weights.check(self.contributions, vanishing=bool(self.skip))
         if self.combine and not (self.weights and self.per_key_bound == 1):
@@ -116,24 +110,21 @@ class Privacy(MechanismFields, frozen=True):
                 "set weights and per_key_bound = 1, or omit it",
             )
         if self.skip:
-            self._check_skip()
-
-    def _check_skip(self) -> None:
-        if self.weights is None:
-            raise UsageError(
-                "mechanism.skip",
-                "saves selection weight, and without weights every pair has the same",
-                "set weights = { offset = 1, power = 2 }, or omit skip",
-            )
-        if self.per_key_bound not in (None, 1):
-            raise UsageError(
-                "mechanism.skip",
-                "takes a per_key_bound of 1, or none",
-                "set one of the two, or omit skip",
-            )
-        if self.contributions > limits.MAX_SKIPPING:
-            raise UsageError(
-                "mechanism.skip",
-                f"takes at most {limits.MAX_SKIPPING} contributions",
-                "lower contributions, or omit skip",
-            )
+            if self.weights is None:
+                raise UsageError(
+                    "mechanism.skip",
+                    "saves selection weight, and without weights every pair has the same",
+                    "set weights = { offset = 1, power = 2 }, or omit skip",
+                )
+            if self.per_key_bound not in (None, 1):
+                raise UsageError(
+                    "mechanism.skip",
+                    "takes a per_key_bound of 1, or none",
+                    "set one of the two, or omit skip",
+                )
+            if self.contributions > limits.MAX_SKIPPING:
+                raise UsageError(
+                    "mechanism.skip",
+                    f"takes at most {limits.MAX_SKIPPING} contributions",
+                    "lower contributions, or omit skip",
+                )

@@ -191,7 +191,26 @@ def allocate_query(plan: QueryPlan, reserved: Mapping[str, float] | None = None)
         raise InvariantError("the family of a plan's noise is chosen")
     divide = _gaussian if plan.mechanism == "gaussian" else _geometric
     budget = divide(plan, parts, math.fsum(spent.values()))
-    _check_ranges(budget)
+    # Refuse noise that one-shot draws do not cover.
+    for noise in budget.parts:
+        # Noise far below a lattice point protects nothing (the samplers' least scale).
+        if not 2.0**-10 <= noise.scale <= limits.MAX_REAL_SIGMA:
+            raise UsageError(
+                "epsilon",
+                f"gives column '{noise.part.column}' noise of {noise.scale:.3g} grid units, "
+                "outside the range of exact draws",
+                "use another epsilon, grid or bounds",
+            )
+    chosen = budget.selection
+    # Q of 2^30 units, and 27 sds of its noise, fit int64.
+    if chosen is not None and (
+        chosen.threshold >= 1 << 60
+        or chosen.most >= 1 << 32
+        or chosen.sigma > limits.MAX_REAL_SIGMA
+    ):
+        raise UsageError(
+            "epsilon", "is too small for any group to be selected", "use a larger epsilon"
+        )
     return budget
 
 
@@ -344,29 +363,6 @@ def _by_roots(parts: Sequence[QueryPart]) -> list[QueryPart]:
 
 def _counts_units(plan: QueryPlan) -> frozenset[str]:
     return frozenset(column.name for column in plan.columns if column.kind == "units")
-
-
-def _check_ranges(budget: QueryBudget) -> None:
-    """Refuse noise that one-shot draws do not cover."""
-    for noise in budget.parts:
-        # Noise far below a lattice point protects nothing (the samplers' least scale).
-        if not 2.0**-10 <= noise.scale <= limits.MAX_REAL_SIGMA:
-            raise UsageError(
-                "epsilon",
-                f"gives column '{noise.part.column}' noise of {noise.scale:.3g} grid units, "
-                "outside the range of exact draws",
-                "use another epsilon, grid or bounds",
-            )
-    chosen = budget.selection
-    # Q of 2^30 units, and 27 sds of its noise, fit int64.
-    if chosen is not None and (
-        chosen.threshold >= 1 << 60
-        or chosen.most >= 1 << 32
-        or chosen.sigma > limits.MAX_REAL_SIGMA
-    ):
-        raise UsageError(
-            "epsilon", "is too small for any group to be selected", "use a larger epsilon"
-        )
 
 
 def expected(plan: QueryPlan, budget: QueryBudget) -> list[dict[str, Any]]:

@@ -266,15 +266,14 @@ class _Grid:
         if not count or not rho:
             return self.none()
         if (rho, count) not in self._cache:
-            self._cache[rho, count] = self._transform(rho, count)
+            sigma = math.sqrt(float(1 / (2 * rho)))
+            law = summed(chances(Noise("discrete gauss", sigma)), count)
+            places = np.ceil((count + 2 * law.values) * (float(rho) / self._step)).astype(np.int64)
+            places = np.clip(places, -_PLACES // 2, _PLACES // 2 - 1) % _PLACES
+            self._cache[rho, count] = np.asarray(
+                np.fft.rfft(np.bincount(places, law.mass, _PLACES))
+            )
         return self._cache[rho, count]
-
-    def _transform(self, rho: Fraction, count: int) -> Complex:
-        sigma = math.sqrt(float(1 / (2 * rho)))
-        law = summed(chances(Noise("discrete gauss", sigma)), count)
-        places = np.ceil((count + 2 * law.values) * (float(rho) / self._step)).astype(np.int64)
-        places = np.clip(places, -_PLACES // 2, _PLACES // 2 - 1) % _PLACES
-        return np.asarray(np.fft.rfft(np.bincount(places, law.mass, _PLACES)))
 
     def least_epsilon(self, transform: Complex, delta: float, lower_bound: float) -> float:
         """The least epsilon, or the one that is known if it suffices."""

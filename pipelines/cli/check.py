@@ -5,7 +5,6 @@
 """
 
 import sys
-from typing import Any
 
 import click
 
@@ -89,27 +88,23 @@ def doctor(fix: bool, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        _print_report(report)
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("part", "state", title=f"Python {report['python']}")
+        for name, version in report["packages"].items():
+            table.add_row(name, version or "missing")
+        for name, extra in report["extras"].items():
+            table.add_row(f"extra {name}", "missing" if extra["missing"] else "installed")
+        for name, status in {**report["runners"], **report["emulators"]}.items():
+            table.add_row(
+                name, (status if isinstance(status, str) else "found") if status else "missing"
+            )
+        disk = report["disk"]
+        table.add_row("SQLite", report["sqlite"])
+        table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
+        Console(file=sys.stdout).print(table)
+        for line in report["verdict"]:
+            click.echo(line)
     if not report["ready"]:
         raise SystemExit(RunError.exit_code)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("part", "state", title=f"Python {report['python']}")
-    for name, version in report["packages"].items():
-        table.add_row(name, version or "missing")
-    for name, extra in report["extras"].items():
-        table.add_row(f"extra {name}", "missing" if extra["missing"] else "installed")
-    for name, status in {**report["runners"], **report["emulators"]}.items():
-        table.add_row(
-            name, (status if isinstance(status, str) else "found") if status else "missing"
-        )
-    disk = report["disk"]
-    table.add_row("SQLite", report["sqlite"])
-    table.add_row("fsync", f"{disk['milliseconds']} ms" if disk["fsync"] else "refused")
-    Console(file=sys.stdout).print(table)
-    for line in report["verdict"]:
-        click.echo(line)

@@ -95,7 +95,13 @@ def manifest(job: Job, left_out: Callable[[str], bool] | None = None) -> tuple[S
         RunError: the operating system does not tell what a name is of.
     """
     pattern = job.source.path
-    root = _fixed_folder(pattern)
+    # The folder above the first wildcard of an absolute pattern.
+    fixed = []
+    for part in Path(pattern).parts[:-1]:
+        if glob.has_magic(part) and glob.escape(unescaped(part)) != part:
+            break
+        fixed.append(unescaped(part))
+    root = str(Path(*fixed))
     folders = "**" in Path(pattern).parts
     with file_errors("table.path", "has a folder that cannot be listed"):
         names = {path: _name(path, root) for path in matching(pattern)}
@@ -203,16 +209,6 @@ def stamps(job: Job) -> list[tuple[str, int, tuple[int, int]]]:
 def file_in_words(file: SourceFile) -> str:
     """Return a file by its name, which is public."""
     return f"file {file.name!r}"
-
-
-def _fixed_folder(pattern: str) -> str:
-    """The folder above the first wildcard of an absolute pattern."""
-    fixed = []
-    for part in Path(pattern).parts[:-1]:
-        if glob.has_magic(part) and glob.escape(unescaped(part)) != part:
-            break
-        fixed.append(unescaped(part))
-    return str(Path(*fixed))
 
 
 class InputWatch:

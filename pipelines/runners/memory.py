@@ -46,7 +46,11 @@ def sparing_memory() -> Iterator[None]:
     second.  How memory is kept stays as it is set here after the run: nobody can ask how it was.
     """
     if not any(name in os.environ for name in _SET):
-        _keep_freed()
+        with contextlib.suppress(AttributeError, OSError):  # of another C library
+            libc = ctypes.CDLL(None)
+            # Without the first the second would only stop the library from adapting.
+            if any(libc.mallopt(_M_MMAP_THRESHOLD, size) for size in _KEPT_BYTES):
+                libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES[0])
     if gc.get_freeze_count():  # the program around the run has its own way
         yield
         return
@@ -55,11 +59,3 @@ def sparing_memory() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _keep_freed() -> None:
-    with contextlib.suppress(AttributeError, OSError):  # of another C library
-        libc = ctypes.CDLL(None)
-        # Without the first the second would only stop the library from adapting.
-        if any(libc.mallopt(_M_MMAP_THRESHOLD, size) for size in _KEPT_BYTES):
-            libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES[0])

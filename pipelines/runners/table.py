@@ -440,17 +440,8 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     kind = RUNNERS[name]
     refuse_unknown(beam_args, kind.flags)
     parsed_options = PipelineOptions(list(beam_args), runner=kind.engine)
-    _refuse_leaks(parsed_options)
-    _refuse_open(parsed_options)
-    flags = [*beam_args, *kind.settle(parsed_options, beam_args)]
-    options = PipelineOptions(flags, runner=kind.engine)
-    options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(kind, kind.make(), options, kind.cancel(options))
-
-
-def _refuse_leaks(options: PipelineOptions) -> None:
-    """Refuse what shows records to others or shares a worker's state."""
-    direct = options.view_as(DirectOptions)
+    # Refuse what shows records to others or shares a worker's state.
+    direct = parsed_options.view_as(DirectOptions)
     if direct.direct_num_workers != 1:
         raise UsageError(
             "--direct_num_workers",
@@ -465,20 +456,21 @@ def _refuse_leaks(options: PipelineOptions) -> None:
             "must be in_memory: the flow's stages share one process",
             "leave it out; threads = 4 in [job.NAME] uses more cores",
         )
-    if "enable_data_sampling" in (options.view_as(DebugOptions).experiments or []):
+    if "enable_data_sampling" in (parsed_options.view_as(DebugOptions).experiments or []):
         raise UsageError(
             "--experiments=enable_data_sampling", "would hand records to the runner", "leave it out"
         )
-    if "enable_hot_key_logging" in options.get_all_options(drop_default=True):
+    if "enable_hot_key_logging" in parsed_options.get_all_options(drop_default=True):
         raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
-
-
-def _refuse_open(options: PipelineOptions) -> None:
-    """Refuse what opens ports of this process to all machines, inside Beam."""
-    if options.view_as(PortableOptions).job_endpoint == "embed":
+    # Refuse what opens ports of this process to all machines, inside Beam.
+    if parsed_options.view_as(PortableOptions).job_endpoint == "embed":
         raise UsageError("--job_endpoint", "must be HOST:PORT", "leave it out, or name a server")
-    if options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:
+    if parsed_options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:
         raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
+    flags = [*beam_args, *kind.settle(parsed_options, beam_args)]
+    options = PipelineOptions(flags, runner=kind.engine)
+    options.view_as(StandardOptions).streaming = kind.streaming
+    return Engine(kind, kind.make(), options, kind.cancel(options))
 
 
 def refuse_unknown(

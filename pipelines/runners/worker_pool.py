@@ -247,7 +247,9 @@ class _Worker:
         self.ended = self._settled or self._starts > RESTARTS
         if self.ended:
             # As long as its engine can ask for its end, that must not be taken for another's.
-            return self._engine_listens()
+            with suppress(OSError), socket.create_connection((self._host, self._port), _LOOK):
+                return True
+            return False
         _LOGGER.warning("A worker ended before it had reached its engine; it is started again.")
         self.process = self._start()
         return True
@@ -261,11 +263,6 @@ class _Worker:
     def stop(self) -> None:
         """End it, in order if it does so in time."""
         stop(self.process, _STOP)
-
-    def _engine_listens(self) -> bool:
-        with suppress(OSError), socket.create_connection((self._host, self._port), _LOOK):
-            return True
-        return False
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._starts, self._since = self._starts + 1, 0.0

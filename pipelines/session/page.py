@@ -64,17 +64,7 @@ def heat_picture(space: Space, heat_map: HeatMap, kind: str, name: str) -> Pictu
     Args:
         name: prefix of the SVG's ids, unique on its page.
     """
-    words = heat_text(space, heat_map, kind)
-    return Picture.of(_heat(space, heat_map, kind), f"map-{name}", words)
-
-
-def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
-    """Draw the map as a PNG file."""
-    return _png(_heat(space, heat_map, kind))
-
-
-def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
-    """Describe the map as text."""
+    # Describe the map as text.
     across, up = (space.dimensions[place].name for place in (heat_map.across, heat_map.up))
     blank = np.isnan(heat_map.left)
     least, most = (
@@ -82,10 +72,16 @@ def heat_text(space: Space, heat_map: HeatMap, kind: str) -> str:
     )
     closed = "; what is blank has nothing left for ever" if blank.any() else ""
     initial_text = "" if heat_map.initial is None else f" of an initial {_amount(heat_map.initial)}"
-    return (
+    words = (
         f"Least {kind} left{initial_text}, over {across} (across) and {up} (up) and "
         f"whatever the other dimensions are: from {_amount(least)} to {_amount(most)}{closed}"
     )
+    return Picture.of(_heat(space, heat_map, kind), f"map-{name}", words)
+
+
+def heat_png(space: Space, heat_map: HeatMap, kind: str) -> bytes:
+    """Draw the map as a PNG file."""
+    return _png(_heat(space, heat_map, kind))
 
 
 def _top(heat_map: HeatMap) -> float:

@@ -198,7 +198,10 @@ def run_job(
         DpstreamError: refused or failed, with a field, a rule and a fix.
     """
     if fresh and not _continues(job, through):
-        _refuse_early(job, runner, beam_args)
+        # Refuse flags and files of a new run before anything of the old one is moved.
+        engine, source = make_runner(runner, beam_args), input_of(job)
+        _check_engine(engine, source)
+        _recorded(job, source, engine)
         for name, path in set_aside(job, accept).items():
             warn(f"The old run's {name} moved to {path}.")
     result = None
@@ -245,13 +248,6 @@ def _forget_fresh(job: Job) -> None:
         if path is not None and peek_note(path, FRESH) is not None:
             with contextlib.closing(connect(path)) as db:
                 swap_metadata(db, FRESH, "begun", None)
-
-
-def _refuse_early(job: Job, runner: str, beam_args: Sequence[str]) -> None:
-    """Refuse flags and files of a new run before anything of the old one is moved."""
-    engine, source = make_runner(runner, beam_args), input_of(job)
-    _check_engine(engine, source)
-    _recorded(job, source, engine)
 
 
 def _run(

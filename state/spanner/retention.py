@@ -162,20 +162,17 @@ class SpannerRetention(RetentionStore):
             return
         # First of all: from now on nobody uses a position that is about to go.
         self._raise_forgotten(part, trigger_time)
-        self._close_decisions(part)
+        decided = self._unit_rows(part)[0].get(BOUND, 0)
+        epoch = schema.of_decision(decided)
+        if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
+            schema.close_decisions(self._db, part, decided)
+            self._fencing_epoch[part] = epoch
         expire = partial(_expire_page, part, trigger_time, self._layout)
         after = transact(self._db, partial(expire, None))
         while after is not None:
             after = transact(self._db, partial(expire, after))
         # Whoever decides with counters it has in memory writes counts that are still right.
         self.forget_units(shard)
-
-    def _close_decisions(self, part: int) -> None:
-        decided = self._unit_rows(part)[0].get(BOUND, 0)
-        epoch = schema.of_decision(decided)
-        if decided and self._fencing_epoch.get(part) != epoch:  # once a fencing epoch
-            schema.close_decisions(self._db, part, decided)
-            self._fencing_epoch[part] = epoch
 
     @abstractmethod
     def forget_units(self, shard: int) -> None:

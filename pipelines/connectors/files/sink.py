@@ -95,23 +95,19 @@ def compare_file(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool 
     if existing == data:
         return Verdict.SAME
     if kind == "parquet":
-        return _parquet(existing, data)
+        new, writer = _rows_of(data)
+        # Whatever a library makes of damaged bytes: errors of its own, of texts, of memory.
+        try:
+            old, old_writer = _rows_of(existing)
+        except Exception:
+            return Verdict.DAMAGED
+        if old_writer != writer and _WRITER.match(old_writer):
+            return Verdict.SAME if old.equals(new, check_metadata=True) else Verdict.OTHER
+        return Verdict.DAMAGED if old.equals(new) or _one_byte(existing, data) else Verdict.OTHER
     clear = kind == "csv" and not ambiguous(pa.Table.from_batches([batch]))
     if clear and existing == encode(batch, kind, not guard):
         return Verdict.SAME
     return _text(existing, batch, kind, guard)
-
-
-def _parquet(existing: bytes, data: bytes) -> Verdict:
-    new, writer = _rows_of(data)
-    # Whatever a library makes of damaged bytes: errors of its own, of texts, of memory.
-    try:
-        old, old_writer = _rows_of(existing)
-    except Exception:
-        return Verdict.DAMAGED
-    if old_writer != writer and _WRITER.match(old_writer):
-        return Verdict.SAME if old.equals(new, check_metadata=True) else Verdict.OTHER
-    return Verdict.DAMAGED if old.equals(new) or _one_byte(existing, data) else Verdict.OTHER
 
 
 def _one_byte(old: bytes, new: bytes) -> bool:

@@ -79,7 +79,12 @@ def where(boxes: Int64, held: Int64) -> Where:
         boxes: (m, d, 2) disjoint, at least one.
         held: (d, 2) the range of existing coordinates: edges beyond it leave nothing out.
     """
-    boxes = _clubbed(boxes, held)
+    # Return the same rows as few merged boxes, limited to the existing coordinates.
+    cut = np.stack(
+        [np.maximum(boxes[:, :, 0], held[:, 0]), np.minimum(boxes[:, :, 1], held[:, 1])], axis=2
+    )
+    cut = cut[(cut[:, :, 0] < cut[:, :, 1]).all(axis=1)]
+    boxes = club(cut, np.zeros(len(cut), np.int64))[0] if len(cut) > 1 else cut
     if not len(boxes):
         return Where("false")
     around = np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], axis=1)
@@ -116,15 +121,6 @@ def _nested(column: str, edges: list[int], first: int, last: int) -> str:
         f"CASE WHEN {column} < {edges[middle]} THEN {_nested(column, edges, first, middle)} "
         f"ELSE {_nested(column, edges, middle, last)} END"
     )
-
-
-def _clubbed(boxes: Int64, held: Int64) -> Int64:
-    """Return the same rows as few merged boxes, limited to the existing coordinates."""
-    cut = np.stack(
-        [np.maximum(boxes[:, :, 0], held[:, 0]), np.minimum(boxes[:, :, 1], held[:, 1])], axis=2
-    )
-    cut = cut[(cut[:, :, 0] < cut[:, :, 1]).all(axis=1)]
-    return club(cut, np.zeros(len(cut), np.int64))[0] if len(cut) > 1 else cut
 
 
 def _ranges(box: Int64, around: Int64) -> list[str]:
