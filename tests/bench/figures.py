@@ -111,19 +111,18 @@ def processes(folder: Path, sizes: Sequence[int], say: Say) -> Figures:
     the larger size and what it costs more than the smaller one; 1,000 triggers beside 100.
     """
     say("the Polars plan")
-    own, plan = {}, {}
-    for users in (min(sizes), max(sizes)):
+    own, plan = list[float](), list[float]()
+    for users in sorted({min(sizes), max(sizes)}):
         frame = day_of(folder, users)
         plain = [sys.executable, "-m", "tests.bench.polars_plan"]
         plain += [str(frame.data), str(TRIGGERS), str(CONTRIBUTIONS)]
-        own[users] = min(_process(_run(_job(frame, "sticky"))) for _ in range(SIDES))
-        plan[users] = min(_process(plain) for _ in range(SIDES))
-    (less, more), (plan_less, plan_more) = own.values(), plan.values()
-    figures = {
-        "beside polars: cpu": four_digits(more / plan_more),
-        "beside polars, further: cpu": four_digits((more - less) / (plan_more - plan_less)),
-    }
-    frame = day_of(folder, LONG_USERS)
+        own.append(min(_process(_run(_job(frame, "sticky"))) for _ in range(SIDES)))
+        plan.append(min(_process(plain) for _ in range(SIDES)))
+    figures = {"beside polars: cpu": four_digits(own[-1] / plan[-1])}
+    if len(own) > 1:
+        further = (own[1] - own[0]) / (plan[1] - plan[0])
+        figures["beside polars, further: cpu"] = four_digits(further)
+    frame = day_of(folder, min(LONG_USERS, max(sizes)))
     for mode in ("sticky", "combined"):
         say(f"1,000 triggers, {mode}")
         few, many = (
