@@ -69,9 +69,7 @@ class ArrowBatchCoder(beam.coders.Coder):
     def encode(self, value: pa.RecordBatch) -> bytes:
         """Return the batch as IPC stream bytes, or a ticket of an open hand-over."""
         ticket = HAND_OVER.give(value)
-        if ticket is not None:
-            return ticket
-        return to_bytes(value)
+        return to_bytes(value) if ticket is None else ticket
 
     @guarded("coder")
     def decode(self, encoded: bytes) -> pa.RecordBatch:

@@ -232,19 +232,17 @@ class Families(msgspec.Struct, frozen=True):
             `Outlook`), its ``cost``, and how many such ``questions`` the limit allows (``None``
             without a limit).
         """
-        rows = []
-        for option in self.options:
-            cost = cost_of(option.plan)
-            rows.append(
-                {
-                    "mechanism": option.plan.mechanism,
-                    "taken": option == chosen,
-                    "columns": outlook(option).columns,
-                    "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
-                    "questions": None if room is None else room.further_charges(cost),
-                }
-            )
-        return rows
+        costs = [cost_of(option.plan) for option in self.options]
+        return [
+            {
+                "mechanism": option.plan.mechanism,
+                "taken": option == chosen,
+                "columns": outlook(option).columns,
+                "cost": {"epsilon": cost.epsilon, "delta": cost.delta, "mu": cost.mu},
+                "questions": None if room is None else room.further_charges(cost),
+            }
+            for option, cost in zip(self.options, costs, strict=True)
+        ]
 
 
 def families_of(plan_of: Callable[[int], QueryPlan], optimise: Optimise) -> Families:

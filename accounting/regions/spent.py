@@ -65,6 +65,7 @@ Only coarsening closes a point that nobody closed, beside one that is.  Closed b
 one region, so that a stream which closes what lies behind it holds one region for it.
 """
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -403,9 +404,7 @@ def coarsen(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64]:
 def _cheapest(boxes: Int64, spent: Int64, most: int) -> tuple[Int64, Int64, Int64]:
     """(first, second, dimension) of at most so many pairs without a box in common."""
     parts = sums(boxes)
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
+    total = functools.reduce(np.add, parts)
     pairs = [neighbours(boxes, None, k, total - part) for k, part in enumerate(parts)]
     first, second = map(np.concatenate, zip(*pairs, strict=True))
     place = np.repeat(np.arange(len(parts)), [len(begins) for begins, _ in pairs])

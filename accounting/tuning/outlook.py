@@ -130,18 +130,15 @@ def _appears(
 
 def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
     """sd at a window's last release for keys of so many records, by column."""
-    rows = []
-    for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True):
-        sizes = [_of_size(aggregate, column["sd_final"], size) for size in SIZES]
-        rows.append(
-            {
-                "name": aggregate.name,
-                "kind": aggregate.kind,
-                "of": _denominator(aggregate)[1],
-                "sizes": sizes,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": aggregate.name,
+            "kind": aggregate.kind,
+            "of": _denominator(aggregate)[1],
+            "sizes": [_of_size(aggregate, column["sd_final"], size) for size in SIZES],
+        }
+        for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True)
+    ]
 
 
 def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:

@@ -377,10 +377,10 @@ def _bounds(question: Question, rows: Rows, ring: KeyRing, name: tuple[bytes, by
     of_histogram: dict[str, QueryColumn | None] = {GROUPS: None}
     for column in plan.columns:
         of_histogram |= {column.name: column, column.rows_histogram: column}
-    counts = {}
-    for histogram in design.histograms:
-        values = histogram_values(histogram.name, of_histogram[histogram.name], rows)
-        counts[histogram.name] = counted(histogram, values, ids, ring, name)
+    counts = {
+        h.name: counted(h, histogram_values(h.name, of_histogram[h.name], rows), ids, ring, name)
+        for h in design.histograms
+    }
     settled = choose_bounds(plan, design, counts, ring, name)
     chosen = {c.name for c in plan.columns if c.automatic or c.automatic_rows}
     bounds = {c.name: (c.low or 0.0, c.high or 0.0) for c in settled.plan.columns}

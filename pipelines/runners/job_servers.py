@@ -86,12 +86,12 @@ def descendants(pid: int) -> list[int]:
 
 def listeners(pids: Iterable[int]) -> list[Listener]:
     """Return all ports that these processes listen on; none for one that has ended."""
-    sockets = []
-    for pid in pids:
-        for _, local, _, state in _sockets(pid):
-            if state == _LISTEN:
-                sockets.append(Listener(pid, *local))
-    return sockets
+    return [
+        Listener(pid, *local)
+        for pid in pids
+        for _, local, _, state in _sockets(pid)
+        if state == _LISTEN
+    ]
 
 
 def beyond_loopback(pid: int) -> list[Listener]:

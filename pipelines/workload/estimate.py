@@ -225,12 +225,10 @@ def covariance(workload: Workload, mix: Sequence[Float64]) -> Float64:
             f"is for queries x queries (or cells) of at most {MAX_COVARIANCE} numbers",
             "ask fewer queries at once",
         )
-    rows = []
-    for product in workload.products:
-        # W on the unit vectors of the cells: all columns at once.
-        matrices = [factor.dense() for factor in workload.factors_of(product)]
-        rows.append(kron(matrices))
-    matrix = np.concatenate(rows)
+    # W on the unit vectors of the cells: all columns at once.
+    matrix = np.concatenate(
+        [kron([f.dense() for f in workload.factors_of(product)]) for product in workload.products]
+    )
     if len(mix) == 1:
         mixed = matrix @ mix[0]
     else:

@@ -32,6 +32,7 @@ factors for one attribute is divided into unions with one factor each, and their
 tr(V X^-1) is a sum over them.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -221,10 +222,12 @@ def _work(products: list[Product], dims: dict[int, int]) -> float:
 
 def _below(sets: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """All subsets of these sets, the small ones first."""
-    subsets: dict[tuple[int, ...], None] = {}
-    for axes in sets:
-        for code in range(1 << len(axes)):
-            subsets[tuple(a for k, a in enumerate(axes) if code >> k & 1)] = None
+    subsets = {
+        subset
+        for axes in sets
+        for size in range(len(axes) + 1)
+        for subset in itertools.combinations(axes, size)
+    }
     return sorted(subsets, key=lambda key: (len(key), key))
 
 

@@ -268,11 +268,12 @@ def worst(workload: Workload, tolerance: float = 1e-3, most: int = 400) -> Solve
 
 def rows_of(workload: Workload) -> Float64:
     """Return (queries, n) all queries times the roots of their weights, written out."""
-    blocks = []
-    for product in workload.products:
-        rows = kron([factor.dense() for factor in workload.factors_of(product)])
-        blocks.append(math.sqrt(product.weight) * rows)
-    return np.concatenate(blocks)
+    return np.concatenate(
+        [
+            math.sqrt(product.weight) * kron([f.dense() for f in workload.factors_of(product)])
+            for product in workload.products
+        ]
+    )
 
 
 def _solved(workload: Workload, rows: Float64, tolerance: float, most: int) -> Solved:
