@@ -368,8 +368,8 @@ def epsilon_of_responses(delta: float, each: float, count: int) -> float:
 def losses_of(each: float, count: int) -> tuple[Float64, Float64]:
     """Return ((count + 1,) losses, logarithms of their chances) of so many randomised responses."""
     flips = np.arange(count + 1)
-    orders = special.gammaln(flips + 1)  # of flips; backwards, of the others
-    ways = special.gammaln(count + 1) - orders - orders[::-1]
+    log_factorials = special.gammaln(flips + 1)  # reversed: those of count - flips
+    ways = special.gammaln(count + 1) - log_factorials - log_factorials[::-1]
     chances = ways - flips * each - count * math.log1p(math.exp(-each))
     return np.asarray(each * (count - 2.0 * flips)), np.asarray(chances, np.float64)
 

@@ -16,11 +16,11 @@ is loaded without it (`_load`).  numba loads it itself before it compiles.
 compiled functions: the rest of the package takes four times as long.  A command that needs none (a
 plan of a session, `--help`) does not wait for SciPy.
 
-**Modules that others import and seldom use** (`_DEFERRED`) are there, but run when one of their
-attributes is first asked for (`_Deferred`).  Beam imports clients of Pub/Sub and HTTP for
-connectors that few programs have.  A program
-sees no difference, unless a module fails to load: then it fails where it is used.  Commands need
-some libraries never (`HIDDEN`), and Beam and Arrow do without them.
+**Modules that others import and seldom use** (`_DEFERRED`) are imported at once, but their code
+runs when one of their attributes is first asked for (`_Deferred`).  Beam imports clients of Pub/Sub
+and HTTP for connectors that few programs have.  A program sees no difference, unless a module fails
+to load: then it fails where it is used.  Commands never need some libraries (`HIDDEN`); Beam and
+Arrow work without them.
 
 **OpenBLAS** runs on one thread while a strategy is solved (`one_thread`), so that a strategy costs
 what it costs: two threads that waited for each other on a busy machine took five times the CPU of
@@ -83,9 +83,9 @@ class Kernel:
 
 
 def _load(cache: Any, signature: Any, context: Any) -> Any:
-    """Return a kernel of numba's cache, or None: as numba does, but without what compiles.
+    """Return a kernel of numba's cache, or None: as numba does, but without loading its compiler.
 
-    Machine code refers to what it calls by the names of numba's runtime, which is ready here.
+    Machine code calls functions of numba's runtime by name, so the runtime is made ready first.
     """
     from numba.core.runtime import rtsys
 
@@ -154,7 +154,7 @@ _DROPPED = (("apache_beam.io.filesystems", "Failed to import"), (None, "apitools
 
 
 def prepare_imports() -> None:
-    """Drop the warnings that Beam logs at its import, and let modules run late."""
+    """Filter the warnings that Beam logs at its import, and defer modules that are seldom used."""
     for name, beginning in _DROPPED:
         logging.getLogger(name).addFilter(_Dropped(beginning))
     sys.meta_path.insert(0, _Finder)
@@ -173,15 +173,15 @@ class _Dropped(logging.Filter):
         return not (dropped and "apache_beam" in record.pathname)
 
 
-#: Modules that run late, and those of them that are there and have not run.  Of packages only those
-#: belong here whose parts can be imported before them.
+#: Modules whose code runs late, and those of them that are imported and have not run.  A package
+#: can be one of them only if its submodules can be imported before its own code has run.
 _DEFERRED = {
     *("apache_beam.runners.portability.flink_uber_jar_job_server", "google.cloud.pubsub"),
     *("httplib2", "scipy.special"),
 }
 _LATE: dict[str, types.ModuleType] = {}
 _LOCK = threading.Lock()
-#: Libraries that look as if they were not installed, for a command that needs them never.
+#: Libraries that cannot be imported, as if they were not installed: commands never need them.
 HIDDEN: set[str] = set()
 
 
@@ -189,11 +189,11 @@ class _Deferred(types.ModuleType):
     """A module that runs when one of its attributes is first asked for.
 
     It is then imported once more, into the same object, so that Python's own locks let one thread
-    run it while others wait, and so that it is gone again if it fails.
+    run it while others wait, and remove it again if it fails.
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name != "__path__":  # which Python asks for when it imports
+        if name != "__path__":  # Python itself asks for that at imports
             with _LOCK:
                 if vars(self).pop("__late__", False):
                     del sys.modules[self.__name__]

@@ -39,8 +39,8 @@ MAX_CONTRIBUTIONS = 100_000
 MAX_SKIPPING = 1023
 MAX_SKIPPING_WINDOWS = 11
 #: Distance of the windows of a stream without end in which they are skipped unasked (micros): its
-#: clock stops at each of a window's tests, for a second or two where an engine's waits are that
-#: long (Flink 1.19), and must not fall behind for ever.
+#: clock stops at each of a window's tests until all stages have passed it (up to a second on Flink
+#: 1.19), and must not fall further and further behind.
 LEAST_SKIPPING_SLIDE = 30 * MICROS_PER_SECOND
 #: m: values of one unit in a histogram that bounds are chosen from; each multiplies the noise.
 MAX_VALUES_PER_UNIT = 64
@@ -87,7 +87,7 @@ COMMIT_STEPS = 64
 COMMIT_ROWS = 250_000
 #: Rows of one part of a release: what one worker sorts, and a sink writes, at a time.
 RELEASE_ROWS = 1 << 20
-#: Rows of a sorted run that are read at once where runs of that many rows are merged.
+#: Rows of a sorted run that are read at once while runs of ``RELEASE_ROWS`` rows are merged.
 MERGED_ROWS = 1 << 13
 #: Releases, and rows of them, that a sink writes together; files that are open at once; threads
 #: that encode large ones and wait for the disk.
@@ -97,7 +97,7 @@ SINK_FILES = 16
 SINK_THREADS = 8
 #: How long a client goes on trying to hand a release to a broker or a service that is down.
 SINK_SECONDS = 600.0
-#: Noise draws held in memory at once by a path: as many as the second cache holds.
+#: Noise draws that a path holds in memory at once: as many as a processor's second-level cache.
 MAX_DRAWS_AT_ONCE = 1 << 17
 #: Times a step is begun because another worker was faster; each time that one made progress.
 STEP_ATTEMPTS = 100

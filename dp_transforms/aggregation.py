@@ -93,12 +93,12 @@ def _fresh_units(
         stale = states.selected[: states.size] > 0
         chosen = np.flatnonzero(~stale[slots])
     if plan.design.ranked:
-        # Of several steps: the earlier step's first, then by rank, which is below C.  As few bytes
-        # as hold these are sorted, because numpy sorts integers of 16 bits by digits.
+        # By step, then by rank, which is below C.  The shortest integers that hold both are sorted,
+        # because numpy sorts those of up to 16 bits by digits.
         step = numpy_view(rows.column("trigger")).astype(np.int64) * plan.privacy.contributions
-        order = (step + numpy_view(rows.column("rank")))[chosen]
-        short = order.astype(np.min_scalar_type(order.max(initial=0)))
-        chosen = chosen[np.argsort(short, kind="stable")]
+        sort_key = (step + numpy_view(rows.column("rank")))[chosen]
+        shortest = sort_key.astype(np.min_scalar_type(sort_key.max(initial=0)))
+        chosen = chosen[np.argsort(shortest, kind="stable")]
     marked = units[chosen]
     fresh = states.pairs.add(slots[chosen], marked, stale)
     return chosen[fresh], marked[fresh]

@@ -252,8 +252,9 @@ def concat(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
 def in_batches_of(
     size: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all batches in batches of ``size``; the last has the rest, and may be the
-    only one and empty.
+    """Yield the rows of all batches in batches of ``size`` rows; the last one has the rest.
+
+    Where there are no rows, one empty batch is yielded.
     """
     held, rows, given = list[pa.RecordBatch](), 0, False
 

@@ -76,9 +76,9 @@ from dpstream.state.store import OvertakenError
 #: A watermark W promises only what lies before W, so BOUND fires at its trigger time, not before,
 #: and the release step one runner tick later, when BOUND's outputs are there.
 RELEASE_TICKS = 1
-#: Trigger times that one callback may take of a stream that is behind its clock, at least, and the
-#: part of a window that they may be: each callback is a round of timers and bundles through the
-#: engine, and the rows of all its trigger times wait for it.
+#: Most trigger times that one callback takes of a stream that is behind its clock: 8, or a 32nd of
+#: a window's if that is more.  Each callback is a round of timers and bundles through the engine,
+#: so fewer callbacks are faster; but the rows of all trigger times of a callback wait for it.
 CATCH_UP_LIMIT, _PART_OF_WINDOW = 8, 32
 
 
@@ -375,8 +375,7 @@ class BoundCallback:
                 records = concat(batches, schema)
                 if self._once:
                     require_once(records)
-                at = upto, since
-                decided = decide_records(plan, store, shard, records, *at, ids, published)
+                decided = decide_records(plan, store, shard, records, upto, since, ids, published)
             for name, amount in decided.counts.items():
                 count(name, amount)
             waiting = decided.waiting
@@ -473,7 +472,7 @@ class SealFactory:
                 return step
             rows = store.committed_releases(window, int(metadata[SHARD]), trigger)
             if rows is None:
-                raise OvertakenError  # the sink has had the release since, and the store let it go
+                raise OvertakenError  # the sink has the release by now; the store has dropped it
             return rows
 
         def sealed(

@@ -220,8 +220,8 @@ class _Window:
 class PublishedKeys:
     """The keys that the windows of a run have published, for all threads of a process.
 
-    Each key shard is asked for its own keys, and what was committed of it is read when it is first
-    asked: ids only, once for each process.
+    Ids are looked up by key shard.  What a shard has committed is read when the first of its ids is
+    looked up: ids only, once for each process.
 
     Args:
         plan, store: of the run.
@@ -238,8 +238,8 @@ class PublishedKeys:
 
     @classmethod
     def of_process(cls, plan: Plan, store: Store) -> "PublishedKeys":
-        """Return the one that all threads of this process ask."""
-        # Atomic, so that two threads find the same.
+        """Return the instance that all threads of this process share."""
+        # ``setdefault`` is atomic, so that two threads get the same instance.
         shared: PublishedKeys = store.__dict__.setdefault("_published_keys", cls(plan, store))
         return shared
 

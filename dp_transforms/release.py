@@ -9,8 +9,8 @@ of one part is.  Every part says its number and how many there are.  A sink writ
 release, and shows none of them before all are written.
 
 Memory is bounded by the part and by the largest step of a shard: the shards of such a release emit
-where their rows are committed, and the seal reads them one after the other.  It sorts a part's rows
-at a time, writes these runs to a temporary file, and merges them.
+no rows, but that these are in the store, and the seal reads one shard after the other.  It sorts as
+many rows as a part has at a time, writes these runs to a temporary file, and merges them.
 """
 
 import itertools
@@ -129,8 +129,8 @@ def in_groups(
 
 
 def emitted(released: pa.RecordBatch, shard: int, shards: int) -> pa.RecordBatch:
-    """Return what a shard emits of a committed step: its rows, or that they are to be read from the
-    store, where the release can have several parts.
+    """Return what a shard emits of a committed step: its rows, or, where the release may have
+    several parts, an empty batch with the mark ``STORED``.
     """
     metadata = {SHARD: str(shard)}
     if released.num_rows * shards > RELEASE_ROWS:
@@ -150,7 +150,7 @@ def _parts(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int,
         rest: list[pa.RecordBatch] = []
         for at in piece_bounds(len(chunks), RELEASE_ROWS // MERGED_ROWS):
             rest += [reader.get_batch(number) for number in chunks[at]]
-            # Chunks come by their first rows: what is still to be read lies behind the last one's.
+            # Chunks come in order of first rows: no later row precedes the last chunk's first row.
             beyond = sum(batch.num_rows for batch in rest[:-1])
             rows = concat(rest, schema)
             order = order_of(rows)

@@ -241,7 +241,7 @@ class Stepper:
     def _take(
         self, shard: int, group: Sequence[tuple[int, int, pa.RecordBatch]]
     ) -> list[tuple[pa.RecordBatch, bool]]:
-        """Do steps that are committed all or none; rows of quiet ones are added at the next step.
+        """Do steps that share one commit; rows of quiet steps are added at the next step.
 
         A quiet step (`selection.is_quiet`) only adds its rows to the states, and nobody reads the
         states before the group is committed.  A step that was committed before is read back, so

@@ -123,7 +123,7 @@ def timed(stage: str) -> Iterator[None]:
 
 
 def timed_each(stage: str, results: Iterator[Result]) -> Iterator[Result]:
-    """Yield what is computed one by one, each timed as ``timed`` does; not what is done with it."""
+    """Yield the results; the time to compute each is counted as by ``timed``, its use is not."""
     while True:
         with timed(stage):
             result = next(results, None)

@@ -116,7 +116,7 @@ class KeyShard:
         slots = self.table.intern(ids)
         if self.size > before:
             self._grow()
-            # The first row of each new slot: of equal indices the one assigned last remains.
+            # The first row of each new slot: rows are assigned last to first, so it stays.
             new_rows = np.flatnonzero(slots >= before)[::-1]
             first = np.empty(self.size - before, np.int64)
             first[slots[new_rows] - before] = new_rows

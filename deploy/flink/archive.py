@@ -1,9 +1,9 @@
 """Archive the classes of Flink's job server: ``python deploy/flink/archive.py JAR``.
 
 A job of one record runs on the Flink inside the server, whose virtual machine lists the classes
-that it loads; a second one reads them and writes them beside the jar, ready for use.  A virtual
-machine takes no archive of other jars or of another version, and starts without: after an update of
-Java write it again.
+that it loads.  A second virtual machine loads the listed classes and writes them, parsed, to an
+archive beside the jar, from which later ones start faster.  A virtual machine ignores an archive of
+other jars or of another version of Java: after an update of Java write it again.
 """
 
 import subprocess
@@ -39,7 +39,7 @@ sink = {kind = "parquet", path = "releases"}
 
 
 def archive(jar: Path) -> Path:
-    """Write the archive beside the jar; returns its path."""
+    """Write the archive beside the jar; return its path."""
     target, draft = jar.with_suffix(".jsa"), jar.with_name(".job-server.jsa.draft")
     target.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="flink-") as name:

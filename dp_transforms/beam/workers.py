@@ -68,7 +68,7 @@ class _StoppedError(Exception):
 
 
 def no_tool() -> None:
-    """Return ``None``, for calls that work with nothing of their thread's own."""
+    """Return ``None``, as the tool of calls that need none."""
 
 
 class Workers(Generic[Tool]):

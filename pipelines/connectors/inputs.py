@@ -42,7 +42,7 @@ from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.formats.rows import Part, Refused, Rows
 from dpstream.pipelines.jobs.job import Job
 
-#: Rows, about, that may be ahead; and strides of trigger times, however few rows they have.
+#: Rows, about, that may be ahead; and strides (`flow.stride`), however few rows these have.
 ROWS_AHEAD, STRIDES_AHEAD = 200_000, 2
 #: Time between two questions to the store.
 ASK_SECONDS = 0.05

@@ -141,7 +141,7 @@ class Sink(ABC):
                 compared; each that is must be the same.
 
         Returns:
-            (window, trigger) of those that are published now; of several parts, with the last.
+            (window, trigger) of those that are published now; of one in parts, with its last part.
 
         Raises:
             PolicyError: another content is published under the same name; the input has changed.
@@ -292,7 +292,7 @@ class ReleaseMessages(NamedTuple):
 
 
 def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
-    """Return the messages of a sealed release."""
+    """Return the messages of a sealed release, or of a part of one."""
     window, trigger = name_of_release(batch)
     values = encode(batch, "jsonl").split(b"\n")[:-1]
     ids = ids_of(batch.column("release_id"))

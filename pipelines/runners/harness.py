@@ -17,8 +17,8 @@ from apache_beam.runners.worker.sdk_worker import BundleProcessorCache, SdkHarne
 from apache_beam.utils.sentinel import Sentinel
 from typing_extensions import override
 
-#: The thread of a worker that dies with a traceback if its engine ends first.  That of its data
-#: does not, and Flink never ends its stream: a run would wait ten seconds for it.
+#: The thread of a worker that dies with a traceback if its engine ends first: a stop waits for it.
+#: The thread that reads data does not, and Flink never ends its stream: no stop waits for it.
 _READER = "read_state"
 #: Milliseconds between two looks of a bundle's sampler, at most.
 _SAMPLING_MS = 5
@@ -35,10 +35,10 @@ def end_bundles_soon() -> None:
 
 
 class _Processors(BundleProcessorCache):  # type: ignore[misc]
-    """Those of a harness in this process, which tell the engine no numbers of a bundle.
+    """The bundle processors of a worker in this process, which send the engine no metrics.
 
-    All that is counted is here already (`dp_transforms.telemetry`); to collect, name and send what
-    Beam counts of each transform takes several milliseconds of every bundle.
+    All counts are in this process already (`dp_transforms.telemetry`); to collect, name and send
+    what Beam counts of each transform takes several milliseconds of every bundle.
     """
 
     @override

@@ -321,8 +321,8 @@ class LoopbackFlink(GuardedJobServer, FlinkJarJobServer):  # type: ignore[misc]
     def environment(self) -> dict[str, str]:
         """Return the settings of the Flink inside it, unless a cluster is named.
 
-        What it opens, it opens on this machine.  Its checkpoints hold the records that wait for a
-        trigger time; they lie in the server's folder, because in memory one of 5 MiB fails the run.
+        It listens on this machine alone.  Its checkpoints hold the records that wait for a trigger
+        time; they are in the server's folder, because in memory one above 5 MiB fails the run.
         """
         if _FLINK_SETTINGS in os.environ:
             return {}

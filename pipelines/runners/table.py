@@ -194,8 +194,8 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
-        # A step of one stage is the next one's input once its bundle has ended and the watermark is
-        # sent on: by Flink's default of 200 ms each, the tests of a plan wait for nothing else.
+        # A stage gets the output of the one before when that one's bundle has ended and its
+        # watermark was sent.  Tests of keys wait for both (Flink's defaults: 10 s and 200 ms).
         *_unless(flags, "max_bundle_time_mills", "20"),
         *_unless(flags, "auto_watermark_interval", "20"),
         *_unless(flags, "job_server_timeout", _FOREVER),

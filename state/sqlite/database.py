@@ -349,7 +349,7 @@ def _cause(code: str, subject: Subject, path: Path | None) -> disk_errors.Cause:
         return disk_errors.MEMORY
     if code == "SQLITE_TOOBIG":
         return disk_errors.Cause(
-            "a step of one shard is larger than its largest row, which is a gigabyte",
+            "a step of one shard is larger than SQLite's limit of a gigabyte for a row",
             "use more shards: `dpstream state reshard JOB --shards N`, then run the job again",
         )
     if code == "SQLITE_READONLY_DBMOVED":

@@ -392,7 +392,8 @@ def step_row(
 
     Args:
         releases: Arrow bytes of the outbox.
-        blobs: new keys, changed states and new pairs, or none of them where the window closes.
+        blobs: new keys, changed states and new pairs; none where the window closes, or where a
+            later step of the same commit has them.
     """
     row = (window, shard, trigger)
     return StepRow(*row, sealed(_name("steps", row, "releases"), releases), *_three(row, blobs))

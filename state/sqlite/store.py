@@ -1,9 +1,9 @@
-"""The embedded store: SQLite in WAL mode with durable commits, one log row per step.
+"""The embedded store: SQLite in WAL mode with durable commits, and a log of steps.
 
-Key states are kept in memory per (window, shard); a step is written as one row that holds its
-releases (the outbox), its progress and the changed states as Arrow blobs: those of all steps that
-share its commit, where it is the last of them.  Row-wise upserts would be an order of magnitude
-slower.  A cold start replays the log.
+Key states are kept in memory per (window, shard).  A step is written as one row with its releases
+(the outbox) and its progress.  The row of the last step of a (window, shard) in a commit also has
+the states that all its steps in this commit changed, as Arrow blobs.  Row-wise upserts would be an
+order of magnitude slower.  A cold start replays the log.
 
 A backup is a copy of the file, and a restore puts one file in the place of another.  A file under
 its final name is always whole: it is made as a hidden draft beside it

@@ -107,8 +107,8 @@ def stream(folder: Path, users: int, say: Say) -> Figures:
 
 
 def processes(folder: Path, sizes: Sequence[int], say: Say) -> Figures:
-    """Whole processes: the default job beside the Polars plan (`tests.bench.polars_plan`), all of
-    the larger size and what it costs more than the smaller one; 1,000 triggers beside 100.
+    """CPU seconds of whole processes: the default job to a Polars plan (`tests.bench.polars_plan`),
+    for the larger size and for its difference to the smaller one; 1,000 triggers to 100.
     """
     say("the Polars plan")
     own, plan = list[float](), list[float]()

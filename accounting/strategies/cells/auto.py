@@ -262,18 +262,18 @@ def _root(parts: list[tuple[float, tuple[int, ...]]], sides: dict[int, _Axis]) -
         places[key] = slice(size, size + rows)
         size += rows
     matrix, blocks = np.zeros((size, size)), dict[tuple[Any, ...], Float64]()
-    where = slice(0, 1), slice(1, None)  # at u, and not
-    # Equal attributes share their sides, and so their blocks.
-    alike = {a: min(b for b in sides if sides[b] is sides[a]) for a in sides}
+    where = slice(0, 1), slice(1, None)  # of an attribute at u, and of one that is not
+    # Equal attributes have the same side, and so the same blocks.
+    first_equal = {a: min(b for b in sides if sides[b] is sides[a]) for a in sides}
     for weight, axes in parts:
         subsets = _below([axes])
         for one in subsets:
             for other in subsets:
-                name = tuple((alike[a], a in one, a in other) for a in axes)
-                if name not in blocks:
+                kind = tuple((first_equal[a], a in one, a in other) for a in axes)
+                if kind not in blocks:
                     inner = [sides[a].inner[where[a in one], where[a in other]] for a in axes]
-                    blocks[name] = kron(inner) if inner else np.ones((1, 1))
-                matrix[places[one], places[other]] += weight * blocks[name]
+                    blocks[kind] = kron(inner) if inner else np.ones((1, 1))
+                matrix[places[one], places[other]] += weight * blocks[kind]
     return sure_sum(np.asarray(np.linalg.eigvalsh(matrix)))
 
 

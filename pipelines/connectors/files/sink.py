@@ -253,7 +253,7 @@ class FileSink(ReadableSink):
     def _verdict(self, path: Path, batch: pa.RecordBatch) -> Verdict:
         if path.is_dir():  # another number of parts
             return Verdict.OTHER
-        if not path.exists():  # one of several
+        if not path.exists():  # a part that is lost
             return Verdict.DAMAGED
         return compare_file(path.read_bytes(), batch, path.suffix[1:], self.guard)
 

@@ -1,4 +1,4 @@
-"""The sink of Kafka: one topic for one run, a message per row, a seal per release.
+"""The sink of Kafka: one topic for one run, a message per row, a seal per release or part.
 
 Rows are keyed by release id, so that a compacted topic keeps one value per release id for ever and
 any consumer can do the same.  Manifest and seals are in partition 0; with two or more partitions
@@ -10,7 +10,7 @@ and seals would go after a while, with them every means to notice a lost, foreig
 store, which is compared with all that was ever published, needs ``compact`` alone.
 
 **What is published** (`PublishedTopic`) is what partition 0 says: whose topic it is, and which
-releases are sealed; each release is checked against its seal.  Partition 0 is read once and then
+releases are sealed; each release is checked against its seals.  Partition 0 is read once and then
 followed, message by message in the order of their offsets, so that a second run, or a fork of this
 one that publishes at the same time, is seen by both of them: of two values under one name
 compaction would keep the last and hide the other.

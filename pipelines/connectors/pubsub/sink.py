@@ -1,4 +1,4 @@
-"""The sink of Pub/Sub: a message per row, a seal per release, in order within a window.
+"""The sink of Pub/Sub: a message per row, a seal per release or part, in order within a window.
 
 Nothing can be listed or read back from a topic (see `pipelines.connectors.sink`).  Delivery
 is at least once, and a worker that is killed before the seal writes the rows again: **subscribers
