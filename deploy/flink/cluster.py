@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpstream.pipelines.runners.guard import with_parent
+from dpstream.pipelines.runners.guard import stop, with_parent
 
 sys.path.insert(0, str(Path(__file__).parent))
 from assemble import OPENS
@@ -153,11 +153,7 @@ class Cluster:
         for process in processes:
             process.terminate()
         for process in processes:
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process, _STOP_SECONDS)
         self.workers, self.manager = [], None
 
     def _java(self, main: str, name: str, heap: int) -> "subprocess.Popen[bytes]":

@@ -100,20 +100,20 @@ def opened(table: str, columns: Sequence[str], wanted: int, rows: list[Any]) -> 
     Raises:
         PolicyError: a cell is not what was written.
     """
-    at, keys = _places(table, columns)
-    if not at:
-        return rows
-    opener: Any = {"Meta": _open_text, "Progress": _open_number}.get(table, _open_cell)
-    return [_changed(table, row, at, keys, opener)[:wanted] for row in rows]
+    openers = {"Meta": _open_text, "Progress": _open_number}
+    return [row[:wanted] for row in _each(table, columns, rows, openers.get(table, _open_cell))]
 
 
 def sealed_rows(table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """Return the rows with digests on the cells that have one."""
+    sealers = {"Meta": _seal_text, "Progress": _seal_number}
+    return _each(table, columns, rows, sealers.get(table, _seal_cell))
+
+
+def _each(table: str, columns: Sequence[str], rows: Sequence[Any], change: Any) -> Sequence[Any]:
+    """The rows with their cells changed that have digests."""
     at, keys = _places(table, columns)
-    if not at:
-        return rows
-    sealer: Any = {"Meta": _seal_text, "Progress": _seal_number}.get(table, _seal_cell)
-    return [_changed(table, row, at, keys, sealer) for row in rows]
+    return [_changed(table, row, at, keys, change) for row in rows] if at else rows
 
 
 def _places(table: str, columns: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
