@@ -76,6 +76,10 @@ class TakenSteps:
     def __init__(self, reshards: Mapping[int, Sequence[ReshardProgress]]) -> None:
         self._reshards = reshards
 
+    def may_differ(self, window: int) -> bool:
+        """Return whether some keys of a shard may have taken steps that others have not."""
+        return window in self._reshards
+
     def before_reshard(self, window: int, trigger: int, ids: Ids) -> Bool:
         """Return (n,) whether each key id (n, 2) took the step on its shard of an earlier
         layout.
@@ -99,7 +103,7 @@ class TakenSteps:
             (remaining due keys, (n,) rows whose key remains; ``None``: all of both).
         """
         ahead = None
-        if window in self._reshards:
+        if self.may_differ(window):
             ahead = self.before_reshard(window, trigger, ids)
             states.done[: states.size] |= self.before_reshard(window, trigger, states.table.ids)
         if not states.done.any():
@@ -245,14 +249,16 @@ class Stepper:
 
         A quiet step (`selection.is_quiet`) only adds its rows to the states, and nobody reads the
         states before the group is committed.  A step that was committed before is read back, so
-        its rows never wait.
+        its rows never wait.  They do not either where the group could be committed in part, without
+        the step that they wait for, or where some keys have taken the one step and not the other.
         """
         last = {window: number for number, (window, *_) in enumerate(group)}
         waiting: dict[int, list[pa.RecordBatch]] = {}
         out = []
         for number, (window, trigger, own) in enumerate(group):
             parts, rows = [*waiting.pop(window, ()), own], None
-            waits = number < last[window] and is_quiet(self.plan, trigger)
+            may_wait = self.store.groups_whole and not self._taken.may_differ(window)
+            waits = may_wait and number < last[window] and is_quiet(self.plan, trigger)
             if waits and trigger == self.store.key_shard(window, shard).committed + 1:
                 waiting[window] = parts
             else:

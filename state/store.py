@@ -21,7 +21,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -298,9 +298,15 @@ class OvertakenError(Exception):
 
 
 class Store(RetentionStore):
-    """A database that keeps one run's state; see the module's text for the contract."""
+    """A database that keeps one run's state; see the module's text for the contract.
+
+    Attributes:
+        groups_whole: whether ``grouped`` commits all steps of a block or none of them, however
+            many there are.
+    """
 
     identity: RunIdentity
+    groups_whole: ClassVar[bool] = True
 
     def at_work(self, stage: str, shard: int) -> AbstractContextManager[Any]:
         """Hold the states of a shard of BOUND or RELEASE while a thread works on them.
@@ -346,11 +352,12 @@ class Store(RetentionStore):
 
     @abstractmethod
     def grouped(self) -> AbstractContextManager[None]:
-        """Commit all steps of the block (of this thread) when it ends, all or none of them.
+        """Commit all steps of the block (of this thread) when it ends: all or none of them, if
+        ``groups_whole``.
 
         Raises:
             OvertakenError: another worker committed one of them, or together they are too large for
-                one transaction; none is written.
+                one transaction; none is written that was not before.
         On any error the states of all its steps are dropped from memory.
         """
 

@@ -80,6 +80,8 @@ class SpannerStore(SpannerRetention, Store):
         layout: what the rows of units hold.
     """
 
+    groups_whole = False  # what would exceed a commit's limits is committed before the block ends
+
     def __init__(
         self,
         url: str,

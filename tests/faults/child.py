@@ -87,6 +87,8 @@ def plan_of(name: str) -> Plan:
             triggers=6, contributions=5, epsilon=9.0, weights=SelectionWeights(1.0, 2.0),
             skip=True, tests=(1, 2, 4, 6), **late,  # type: ignore
         ),
+        # Most steps test and publish nothing.
+        "quiet": make_plan(triggers=9, refresh_every=3, aggregates=(COUNT, MEAN, UNITS)),
         "public": make_plan(triggers=6, aggregates=(COUNT, UNITS), public="f" * 32),
         # Mixed rows, whose noise of later steps is drawn again after a restart.
         "public geometric": make_plan(

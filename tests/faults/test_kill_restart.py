@@ -129,6 +129,12 @@ def test_shards_change_in_the_midst(name: str, stops: tuple[int, int, int], tmp_
     check_reshards(name, tmp_path, stops)
 
 
+@pytest.mark.parametrize("stops", [(14, 0, 0), (15, 3, 20)])
+def test_shards_change_amid_quiet_steps(stops: tuple[int, int, int], tmp_path: Path) -> None:
+    """A key that has taken a quiet step is not given its rows at the next one."""
+    check_reshards("quiet", tmp_path, stops)
+
+
 def test_what_was_taken_before_is_not_taken_again(tmp_path: Path, monkeypatch: Any) -> None:
     """Sabotaged: keys of a shard that was ahead take their steps twice."""
     none = lambda self, window, trigger, ids: np.zeros(len(ids), np.bool_)  # noqa: E731

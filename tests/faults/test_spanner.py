@@ -442,6 +442,17 @@ def test_a_step_cut_short_goes_on_after_a_reshard(place: Places, name: str) -> N
         stores.close_all()
 
 
+@pytest.mark.parametrize("commit", [23, 27, 35, 43])
+def test_a_group_cut_short_loses_no_rows_of_quiet_steps(place: Places, commit: int) -> None:
+    """Their rows would wait for a step that is committed later than they are."""
+    run = job("quiet", place())
+    with small_commits():
+        with pytest.raises(Stopped), stop_at(commit, after=True):
+            run_in_memory(run, redelivered(run.plan, commit))
+        stores.close_all()
+        assert released(run, redelivered(run.plan, 9)) == calm("quiet")
+
+
 @pytest.mark.parametrize("name", ["sticky", "skip"])
 def test_a_backup_is_restored_to_either_kind(place: Places, tmp_path: Path, name: str) -> None:
     run = job(name, place())
