@@ -19,7 +19,7 @@ from dpstream.accounting.budget.allocation import Budget, allocate
 from dpstream.accounting.limits import MAX_SKIPPING_WINDOWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import aggregation, release, step
+from dpstream.dp_transforms import aggregation, flow, step
 from dpstream.dp_transforms.batches import concat, record_schema
 from dpstream.dp_transforms.flow import BoundCallback, ReleaseCallback
 from dpstream.dp_transforms.ingest.records import CanonicaliserFactory
@@ -332,7 +332,7 @@ def restarts_change_nothing(
 
     Each process has groups of another size: some of their steps are committed, and read back.
     """
-    monkeypatch.setattr(release, "COMMIT_STEPS", together)
+    monkeypatch.setattr(flow, "COMMIT_STEPS", together)
     source = stream_of(plan).batches(400)
     settings = options_of(plan)
     expected = released(plan, source, next(store_paths), **settings)
@@ -350,7 +350,7 @@ def restarts_change_nothing(
 
     monkeypatch.setattr(step.Stepper, "_compute", failing)
     for attempt in range(len(stops) + 1):
-        monkeypatch.setattr(release, "COMMIT_STEPS", together + attempt)
+        monkeypatch.setattr(flow, "COMMIT_STEPS", together + attempt)
         try:
             again = released(plan, source, path, **settings)
         except InterruptedError:
@@ -386,7 +386,7 @@ def turns(
         worker = min(range(workers), key=lambda w: len(out[w]))
         goal = max(len(emitted) for emitted in out) + rng.integers(1, 4)
         before = len(out[worker])
-        patch.setattr(release, "COMMIT_STEPS", int(rng.integers(1, 6)))
+        patch.setattr(flow, "COMMIT_STEPS", int(rng.integers(1, 6)))
         for name, rows in itertools.islice(busy[worker], int(goal) - before):
             out[worker].append((name, sealed_bytes(rows)))
         if len(out[worker]) == before:

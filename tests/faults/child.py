@@ -23,7 +23,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.dp_transforms import release
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.flow import DPStream, run_in_memory
 from dpstream.dp_transforms.run import Run
 from dpstream.state import open as stores
@@ -153,7 +153,7 @@ def faulty(kind: str, fault: Fault | None, pause: float) -> Iterator[None]:
         return mock.patch.object(owner, name, call)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", TOGETHER))
+        stack.enter_context(mock.patch.object(flow, "COMMIT_STEPS", TOGETHER))
         points = itertools.chain(*POINTS[kind].values())
         for name in sorted({point.split()[1] for point in points}):
             owners = {"write_release": written, "commit": spanner}

@@ -128,7 +128,7 @@ def images(folder: Path, kind: str = "parquet") -> Images:
             raise Stopped
         real(store, steps)  # type: ignore[arg-type]
 
-    small = mock.patch("dpstream.dp_transforms.release.COMMIT_STEPS", 3)
+    small = mock.patch("dpstream.dp_transforms.flow.COMMIT_STEPS", 3)
     writing = mock.patch.object(SqliteStore, "_write_steps", write)
     with small, writing, contextlib.suppress(Stopped):
         go_on(job)

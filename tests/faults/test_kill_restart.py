@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dpstream.dp_transforms import release
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.flow import run_in_memory
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.step import TakenSteps
@@ -100,7 +100,7 @@ def resharded(run: Run, target: Path, shards: int) -> Run:
 
 def go_on(run: Run, commits: int, seed: int) -> None:
     """Go on for some steps, committed two at a time, then stop as if killed."""
-    together = mock.patch.object(release, "COMMIT_STEPS", 2)
+    together = mock.patch.object(flow, "COMMIT_STEPS", 2)
     with contextlib.suppress(Full), stop_at_commit(commits), together:
         run_in_memory(run, redelivered(run.plan, seed))
     stores.close_all()
@@ -412,7 +412,7 @@ def template() -> Path:
     """A store in the midst of a run, its shards apart, and a backup of it."""
     folder = Path(tempfile.mkdtemp())
     run = job("sticky", folder / "s.db")
-    together = mock.patch.object(release, "COMMIT_STEPS", 2)
+    together = mock.patch.object(flow, "COMMIT_STEPS", 2)
     with pytest.raises(Full), stop_at_commit(17), together:
         run_in_memory(run, redelivered(run.plan, 1))
     stores.close_all()

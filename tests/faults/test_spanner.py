@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dpstream.accounting.errors import DpstreamError, RunError
-from dpstream.dp_transforms import release
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.decision import Batch
 from dpstream.dp_transforms.flow import run_in_memory
@@ -399,7 +399,7 @@ STOPS = [(0, 0), (3, 8), (15, 20), (20, 18)]
 
 def go_on(run: Run, commits: int, seed: int) -> None:
     """Go on for some steps, committed two at a time, then stop as if killed."""
-    together = mock.patch.object(release, "COMMIT_STEPS", 2)
+    together = mock.patch.object(flow, "COMMIT_STEPS", 2)
     with contextlib.suppress(Full), stop_at_commit(commits, "spanner"), together:
         run_in_memory(run, redelivered(run.plan, seed))
     stores.close_all()

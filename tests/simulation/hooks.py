@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from dpstream.accounting.budget.calibration import calibrate
-from dpstream.dp_transforms import bounding, flow, release, run, step
+from dpstream.dp_transforms import bounding, flow, run, step
 from dpstream.state.sqlite import file as sqlite_file
 from dpstream.state.sqlite import retention as sqlite
 from dpstream.state.sqlite.database import sqlite3
@@ -74,7 +74,7 @@ def watched(world: Any) -> Iterator[None]:
         for owner, name in WORK:
             struck = _struck(world, name, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, struck))
-        stack.enter_context(mock.patch.object(release, "COMMIT_STEPS", world.group_steps))
+        stack.enter_context(mock.patch.object(flow, "COMMIT_STEPS", world.group_steps))
         for owner, name, make in ((flow, "expire", _sooner), (bounding, "_recall", _recalled)):
             made = make(world, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, made))

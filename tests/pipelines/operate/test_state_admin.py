@@ -212,7 +212,7 @@ def stop_after(job: Path, commits: int) -> None:
 
     from dpstream.accounting.errors import RunError
 
-    small = mock.patch("dpstream.dp_transforms.release.COMMIT_STEPS", 3)
+    small = mock.patch("dpstream.dp_transforms.flow.COMMIT_STEPS", 3)
     with small, mock.patch.object(SqliteStore, "_write_steps", write), pytest.raises(RunError):
         run(job)
     stores.close_all()
