@@ -216,7 +216,7 @@ class FileSink(ReadableSink):
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
         """Their waits for the disk overlap, and each folder is synced once."""
         if only_compare:
-            batches = [batch for batch in batches if self._file(batch).exists()]
+            batches = [batch for batch in batches if _is_there(self._file(batch), batch)]
         with file_errors("sink.path", "cannot be written"):
             written = self._put(batches, only_compare)
             # Also of files that are there already: who made them may have died before this.
@@ -253,15 +253,15 @@ class FileSink(ReadableSink):
     def _verdict(self, path: Path, batch: pa.RecordBatch) -> Verdict:
         if path.is_dir():  # another number of parts
             return Verdict.OTHER
-        if not path.exists():  # a part that is lost
-            return Verdict.DAMAGED
+        if not path.exists():  # a part that is lost, or of another release
+            return Verdict.OTHER if _is_among_others(path, batch) else Verdict.DAMAGED
         return compare_file(path.read_bytes(), batch, path.suffix[1:], self.guard)
 
     def _put(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Path]:
         """The releases' files, those that are there compared first."""
         paths, missing = [self._file(batch) for batch in batches], []
         for path, batch in zip(paths, batches, strict=True):
-            if path.exists():
+            if _is_there(path, batch):
                 self._check(path, batch, only_compare)
             else:
                 missing.append((path, batch))
@@ -329,6 +329,18 @@ def _file_of(release: Path, batch: pa.RecordBatch) -> Path:
     if count == 1 or release.is_file():
         return release
     return release / f"part-{number:06d}-of-{count:06d}{release.suffix}"
+
+
+def _is_among_others(path: Path, batch: pa.RecordBatch) -> bool:
+    """Whether a part's folder holds parts of a release that has another number of them."""
+    _, count = part_of(batch)
+    files = part_files(path.parent) if count > 1 and path.parent.is_dir() else []
+    return any(f"-of-{count:06d}." not in file.name for file in files)
+
+
+def _is_there(path: Path, batch: pa.RecordBatch) -> bool:
+    """Whether a release, or part, must be compared with what is there."""
+    return path.exists() or _is_among_others(path, batch)
 
 
 def _hidden(release: Path) -> Path:

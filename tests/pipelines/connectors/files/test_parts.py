@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dpstream.accounting.errors import PolicyError
 from dpstream.dp_transforms.batches import PART
 from dpstream.pipelines.connectors.files.sink import FileSink, release_path
 from dpstream.pipelines.connectors.sink import PublishedRelease
@@ -62,8 +63,9 @@ def test_a_part_that_was_lost_or_damaged_is_written_again(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("there", "comes"),
     [([part(0, 3, ["x"])], PARTS), (PARTS, [part(0, 3, ["x"])]), (PARTS, [release(12, 5, ["a"])]),
-     ([release(12, 5, ["a"])], PARTS), ([part(0, 2, ["a", "b"])], PARTS)],
-    ids=["hidden", "shown", "one part", "several parts", "another number"],
+     ([release(12, 5, ["a"])], PARTS), ([part(0, 2, ["a", "b"])], PARTS),
+     ([part(0, 2, ["a", "b"]), part(1, 2, ["c"])], PARTS)],
+    ids=["hidden", "shown", "one part", "several parts", "another number", "another number shown"],
 )  # fmt: skip
 def test_parts_of_another_release_are_refused(
     there: list[pa.RecordBatch], comes: list[pa.RecordBatch], tmp_path: Path, refused: Refused
@@ -71,5 +73,8 @@ def test_parts_of_another_release_are_refused(
     sink = FileSink(tmp_path, "parquet")
     sink.write(there)
     before = read_releases(tmp_path)
+    assert not any(sink.same(one, comes[0]) for one in sink.published())
+    with pytest.raises(PolicyError):
+        sink.write(comes, only_compare=True)
     refused(lambda: sink.write(comes))
     assert read_releases(tmp_path).equals(before)
