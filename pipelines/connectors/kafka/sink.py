@@ -60,10 +60,11 @@ class PublishedTopic:
 
     Attributes:
         seals: the seals by their names.
+        parts: how many parts each release has that is sealed, or a part of it.
     """
 
     def __init__(self, topic: KafkaTopic) -> None:
-        self.seals = dict[str, SealMessage]()
+        self.seals, self.parts = dict[str, SealMessage](), dict[Name, int]()
         self._manifests = dict[tuple[str, bytes], RunManifest | None]()  # in order of offsets
         self._topic, self._next = topic, 0
 
@@ -86,7 +87,8 @@ class PublishedTopic:
     def _note(self, key: str, seal: SealMessage | None) -> None:
         if seal is None or seal.key != key:
             raise no_release()
-        if self.seals.setdefault(key, seal) != seal:
+        parts = self.parts.setdefault((seal.window, seal.trigger), seal.parts)
+        if self.seals.setdefault(key, seal) != seal or parts != seal.parts:
             raise PolicyError(
                 "sink.topic",
                 f"holds two releases of window {seal.window}, trigger {seal.trigger}",
@@ -356,14 +358,15 @@ class KafkaSink(ReadableSink):
         """A published value never changes; a restored store is also held against the rows of a
         release that was cut off before its seal."""
         sealed = self._topic_state.seals.get(release.seal.key)
-        same = sealed in (None, release.seal)
+        parts = self._topic_state.parts.get(release.name, release.seal.parts)
+        same = sealed in (None, release.seal) and parts == release.seal.parts
         if restoring and sealed is None:
             if self._loose is None:
                 self._loose = self._unsealed_rows()
             mine = dict(zip(release.keys, release.values, strict=True))
             there = self._loose.get(release.name, {})
             of_others = release.seal.parts > 1  # rows that are not of this part
-            same = all(
+            same = same and all(
                 _digest(mine[key]) == d if key in mine else of_others for key, d in there.items()
             )
         if not same:

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError, RunError, instance
 from dpstream.dp_transforms import release
+from dpstream.dp_transforms.batches import PART
 from dpstream.pipelines.connectors.kafka import sink as sink_kafka
 from dpstream.pipelines.connectors.kafka.client import KafkaTopic
 from dpstream.pipelines.connectors.kafka.sink import (
@@ -220,6 +221,29 @@ def test_an_older_store_is_refused_and_restored(
     fresh.run(sink)  # compares with the seals, and has nothing to publish
     assert contents(job) == before
     assert read_kafka_releases(job).equals(made[1])
+
+
+@pytest.mark.parametrize("first", [b"0/2", b"0/1"])
+def test_a_fork_with_another_number_of_parts_is_noticed(
+    broker: Broker, fresh: Published, first: bytes
+) -> None:
+    """Its seals have other names."""
+    fresh.run(table(broker, topic_of(broker)))
+    [batch, *_], job = fresh.batches(), fresh.job(table(broker, topic_of(broker)))
+    one, two = (
+        batch.replace_schema_metadata(batch.schema.metadata | {PART: part})
+        for part in sorted([b"0/2", b"0/1"], key=lambda part: part != first)
+    )
+    sink = kafka_sink(job)
+    sink.write([one])
+    before = contents(job)
+    with pytest.raises(PolicyError, match="holds another release of window 0"):
+        sink.write([two])
+    assert contents(job) == before
+    fork = kafka_sink(job)
+    twice = pytest.raises(PolicyError, match="holds two releases of window 0")
+    with mock.patch.object(fork, "_refuse_changed"), twice:
+        fork.write([two])
 
 
 def half_way(fresh: Published, sink: str) -> Path:
