@@ -25,6 +25,11 @@ def precision(bits: int) -> Iterator[None]:
         yield
 
 
+def bits_in_force() -> int:
+    """Return the precision in force, in bits."""
+    return int(flint.ctx.prec)
+
+
 def series_quotient(top: Sequence[Any], bottom: Sequence[Any], terms: int) -> list[Any]:
     """Return the first coefficients of top(x) / bottom(x) as balls; bottom[0] must not be 0."""
     with _LOCK:

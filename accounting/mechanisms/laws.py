@@ -43,7 +43,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import flint
 
-from dpstream.accounting.balls import precision
+from dpstream.accounting.balls import bits_in_force, precision
 from dpstream.accounting.limits import MAX_SIGMA
 
 #: The first bits of a uniform and how many they are, of its first n + 1 draws.
@@ -228,7 +228,7 @@ class DiscreteGaussianLaw:
     def _tails(self) -> list[Any]:
         """Sums of e^(-j^2 / (2 sigma^2)) over j >= k for k = 1, 2, ..."""
         twice = 2 * flint.arb(self.sigma) ** 2
-        bits = int(flint.ctx.prec) + 16
+        bits = bits_in_force() + 16
         terms = math.ceil(self.sigma * math.sqrt(2 * math.log(2) * bits)) + 1
         # From the first term that is left out on, each is at most this part of the one before.
         ratio = (-flint.arb(2 * terms + 3) / twice).exp()
