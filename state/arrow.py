@@ -26,6 +26,8 @@ from dpstream.state.store import (
 _ID = pa.binary(16)
 #: What ends an Arrow IPC stream.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
+#: The blobs of a step whose changes a later step of the same commit has.
+COME_LATER = (b"", b"", b"")
 #: Bytes that were checked.
 Checked = bytes | memoryview
 
@@ -168,10 +170,11 @@ def replay_keys(
     Raises:
         PolicyError: a step is missing, or its bytes have another form.
     """
-    done = []
+    done, come_later = [], False
     for trigger, blobs in rows:
         refuse_damage(trigger not in (0, states.committed + 1))
-        if blobs is None:
+        come_later = blobs is not None and not any(map(len, blobs))
+        if blobs is None or come_later:
             states.mark_committed(trigger)
             continue
         keys, changed, pairs = blobs
@@ -193,6 +196,7 @@ def replay_keys(
         else:  # a step that was committed after the snapshot
             done = []
         states.mark_committed(trigger)
+    refuse_damage(come_later)  # they were committed together
     for slots in done:
         states.done[slots] = True
 

@@ -156,6 +156,8 @@ def fresh_command(job: Job) -> str:
 
 def ledger_seen(job: Job) -> "Head | None":
     """Return the account's end as the store's file last saw it; ``None`` also for a database."""
+    if job.state.path is None or not Path(job.state.path).exists():
+        return None
     from dpstream.state.ledger.lineage import LEDGER, head_of  # not needed to plan
 
     return head_of(_note_of(job, LEDGER))

@@ -392,8 +392,8 @@ def step_row(
 
     Args:
         releases: Arrow bytes of the outbox.
-        blobs: new keys, changed states and new pairs; none where the window closes, or where a
-            later step of the same commit has them.
+        blobs: new keys, changed states and new pairs, or ``arrow.COME_LATER``; none where the
+            window closes.
     """
     row = (window, shard, trigger)
     return StepRow(*row, sealed(_name("steps", row, "releases"), releases), *_three(row, blobs))

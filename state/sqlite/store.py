@@ -293,15 +293,18 @@ def _rows(steps: Sequence[_Step], closed: Set[tuple[int, int]]) -> Iterator[Step
     """Yield the rows of steps that are committed together, all or none.
 
     The last step of a (window, shard) has what all of them have changed: one set of blobs for many
-    small steps, since no reader sees the states between them.
+    small steps, since no reader sees the states between them.  The others have empty ones
+    (``arrow.COME_LATER``), so that a replay notices if the last row is lost.
     """
     changes: dict[tuple[int, int], list[_Step]] = {}
     for step in steps:
         changes.setdefault((step.window, step.shard), []).append(step)
     for step in steps:
         of_shard = changes[step.window, step.shard]
-        blobs: Iterable[bytes] = ()
-        if step is of_shard[-1] and (step.window, step.shard) not in closed:
+        blobs: Iterable[bytes] = arrow.COME_LATER
+        if (step.window, step.shard) in closed:
+            blobs = ()
+        elif step is of_shard[-1]:
             blobs = arrow.step_blobs(step.states, [other.result for other in of_shard])
         yield step_row(step.window, step.shard, step.trigger, step.releases, blobs)
 

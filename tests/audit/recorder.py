@@ -184,15 +184,14 @@ def record_bound_by_trigger_times(
 @contextlib.contextmanager
 def watched(trace: Trace, serials: dict[tuple[int, int], int]) -> Iterator[None]:
     """Keep what the stages do while the block runs; whatever code is in force is watched."""
-    seen: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
     with contextlib.ExitStack() as stack:
 
         def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
             stack.enter_context(mock.patch.object(owner, name, make(getattr(owner, name))))
 
         wrap(bounding, "expand", lambda real: _keep_rows(trace, serials, real))
-        wrap(step, "aggregate", lambda real: _keep_counts(seen, real))
-        wrap(SqliteStore, "commit_step", lambda real: _keep_steps(trace, seen, real))
+        stack.enter_context(mock.patch.object(flow, "COMMIT_STEPS", 1))  # each step is looked at
+        wrap(SqliteStore, "commit_step", lambda real: _keep_steps(trace, real))
         wrap(step.Stepper, "_stream", lambda real: _labelled(trace, real))
         wrap(NoiseStream, "names", lambda real: _keep_names(trace, real))
         wrap(RoundedGaussian, "draw", lambda real: _keep_draws(trace, real))
@@ -219,25 +218,14 @@ def _keep_rows(trace: Trace, serials: dict[tuple[int, int], int], real: Any) -> 
     return expand
 
 
-def _keep_counts(seen: dict[int, Any], real: Any) -> Any:
-    def aggregate(plan: Plan, states: Any, *rows: Any) -> Any:
-        out = real(plan, states, *rows)
-        seen[id(states)] = [
-            (int(states.units[slot]), tuple(states.values[slot].tolist()))
-            for slot in range(states.size)
-        ]
-        return out
-
-    return aggregate
-
-
-def _keep_steps(trace: Trace, seen: dict[int, Any], real: Any) -> Any:
+def _keep_steps(trace: Trace, real: Any) -> Any:
     def commit_step(
         store: Any, window: int, shard: int, trigger: int, states: Any, result: Any
     ) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
         for slot, page in enumerate(pages):
-            trace.counts[window, page, trigger] = seen[id(states)][slot]
+            counts = int(states.units[slot]), tuple(states.values[slot].tolist())
+            trace.counts[window, page, trigger] = counts
             trace.selected_after[window, page, trigger] = bool(states.selected[slot])
         if "thresholds" in states.scratch and not trace.tau:
             trace.tau = states.scratch["thresholds"]._tau.tolist()

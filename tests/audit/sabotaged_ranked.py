@@ -34,8 +34,8 @@ from tests.dp_transforms.test_every_path import (
 def _rounded_up(real: Any) -> Any:
     """The states add weights that are rounded up: their squares add up to more than 1."""
 
-    def aggregate(plan: Any, states: Any, rows: Any, ids: Any, weights: Any) -> Any:
-        return real(plan, states, rows, ids, weights + 1)
+    def aggregate(plan: Any, states: Any, rows: Any, weights: Any) -> Any:
+        return real(plan, states, rows, weights + 1)
 
     return aggregate
 
@@ -65,10 +65,10 @@ def _ranked_by_arrival(real: Any) -> Any:
 def _weight_added_again(real: Any) -> Any:
     """A unit's later pairs in one (key, round) add their weights too."""
 
-    def aggregate(plan: Any, states: Any, rows: Any, ids: Any, weights: Any) -> Any:
+    def aggregate(plan: Any, states: Any, rows: Any, weights: Any) -> Any:
         before = states.values[: states.size, -1].copy()
-        out = real(plan, states, rows, ids, weights)
-        slots = states.table.find(ids)
+        out = real(plan, states, rows, weights)
+        slots = states.table.find(ids_of(rows.column("_id")))
         states.values[: states.size, -1] = 0
         states.values[: len(before), -1] = before
         open_ = states.selected[slots] == 0

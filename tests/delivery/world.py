@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from dpstream.dp_transforms import step
+from dpstream.dp_transforms import flow
 from dpstream.dp_transforms.batches import concat, ids_of, record_schema
 from dpstream.dp_transforms.beam.delivery import resume_point
 from dpstream.dp_transforms.decision import Batch, expand
@@ -188,28 +188,25 @@ class World:
         self.delivered |= had
 
 
-def keeps_counts(world: World, real: Any) -> Any:
-    """Notes what a step has counted of every key."""
-    seen: dict[int, Any] = {}
-
-    def aggregate(plan: Any, states: Any, *rows: Any) -> Any:
-        out = real(plan, states, *rows)
-        seen[id(states)] = (
-            states.units[: states.size].tolist(),
-            states.values[: states.size].tolist(),
-        )
-        return out
+@contextlib.contextmanager
+def counts_kept(world: World) -> Iterator[None]:
+    """Note what each step, in a commit of its own, has counted of every key."""
 
     def commit_step(
         store: Any, window: int, shard: int, trigger: int, states: Any, result: Any
     ) -> Any:
         pages = states.key_columns(np.arange(states.size)).column("page").to_pylist()
-        for page, units, values in zip(pages, *seen[id(states)], strict=True):
-            world.counts[window, page, trigger] = units, tuple(values)
+        for slot, page in enumerate(pages):
+            counts = int(states.units[slot]), tuple(states.values[slot].tolist())
+            world.counts[window, page, trigger] = counts
         return commit(store, window, shard, trigger, states, result)
 
     commit = SqliteStore.commit_step
-    return aggregate, commit_step
+    with (
+        mock.patch.object(SqliteStore, "commit_step", commit_step),
+        mock.patch.object(flow, "COMMIT_STEPS", 1),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -221,12 +218,7 @@ def watched(world: World) -> Iterator[None]:
         really(store, shard, trigger_time)
 
     really = SqliteStore.forget_positions
-    aggregate, commit_step = keeps_counts(world, vars(step)["aggregate"])
-    with (
-        mock.patch.object(SqliteStore, "forget_positions", forget),
-        mock.patch.object(SqliteStore, "commit_step", commit_step),
-        mock.patch.object(step, "aggregate", aggregate),
-    ):
+    with mock.patch.object(SqliteStore, "forget_positions", forget), counts_kept(world):
         yield
 
 
@@ -305,12 +297,7 @@ def _released(world: World, made: dict[Record, Decision], folder: Path) -> None:
     run = begin(world.plan, folder, 1)
     again = World.__new__(World)
     again.plan, again.counts = world.plan, {}
-    aggregate, commit_step = keeps_counts(again, vars(step)["aggregate"])
-    with (
-        nothing_expires(),
-        mock.patch.object(SqliteStore, "commit_step", commit_step),
-        mock.patch.object(step, "aggregate", aggregate),
-    ):
+    with nothing_expires(), counts_kept(again):
         release, seal = ReleaseCallback(run)(), SealFactory(run)()
         last = world.plan.timeline.last_trigger_time
         sealed = {
