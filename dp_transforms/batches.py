@@ -34,7 +34,7 @@ from dpstream.accounting.errors import RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.telemetry import guarded
 from dpstream.state.arrow import to_bytes
-from dpstream.state.idtable import shard_of
+from dpstream.state.idtable import shard_of, shard_order
 from dpstream.state.numbers import one_array
 from dpstream.state.open import key_schema
 
@@ -284,8 +284,7 @@ def split_by_shard(
         if batch.num_rows:
             yield 0, batch
         return
-    order = np.argsort(shard.astype(np.uint16), kind="stable")
-    bounds = np.searchsorted(shard[order], np.arange(shards + 1)).tolist()
+    order, bounds = shard_order(shard, shards)
     # Large pieces get buffers of their own, so that they are freed with their shard.  Small ones
     # travel as bytes, and to take each by itself would cost more than its rows.
     small = batch.num_rows < HAND_OVER_ROWS * shards

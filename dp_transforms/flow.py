@@ -439,11 +439,7 @@ class ReleaseCallback:
                 if len(self._done) < run.shards:
                     return
             with timed("expire"):
-                every, lasting = (
-                    timeline.width,
-                    run.plan.design.remembered_for,
-                )
-                expire(store, timeline, every, lasting)
+                expire(store, timeline, timeline.width, run.plan.design.remembered_for)
 
         return release
 

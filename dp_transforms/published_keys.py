@@ -53,7 +53,7 @@ from dpstream.accounting.errors import InvariantError, RunError
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import ids_of
 from dpstream.dp_transforms.pacing import may_decide, next_test
-from dpstream.state.idtable import IdTable, shard_of
+from dpstream.state.idtable import IdTable, shard_of, shard_order
 from dpstream.state.retention_store import Selection
 from dpstream.state.store import NEVER, OvertakenError, Store
 
@@ -276,10 +276,8 @@ class PublishedKeys:
 
     def _published(self, window: int, ids: Ids, decided: int) -> Bool:
         shards, published = self._store.identity.shards, np.zeros(len(ids), np.bool_)
-        shard = shard_of(ids, shards)
-        order = np.argsort(shard.astype(np.uint16), kind="stable")
-        ends = np.searchsorted(shard[order], np.arange(shards + 1)).tolist()
-        for number, (begin, end) in enumerate(itertools.pairwise(ends)):
+        order, bounds = shard_order(shard_of(ids, shards), shards)
+        for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
             rows = order[begin:end]
             if len(rows):
                 with self._store.at_work("published", number):

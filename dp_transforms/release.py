@@ -192,49 +192,40 @@ def seal(
 
     Their number, length, order and bytes are functions of the plan and the released keys only.
     """
+    schema, instant = sealed_schema(plan), pa.timestamp("us", "UTC")
+    begin, end = plan.timeline.window_bounds(window)
+    time = plan.timeline.instant_of(plan.timeline.base(window) + trigger)
+
+    def sealed(rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with their ids and all columns that are the same in each of them."""
+        size = rows.num_rows
+        if not size:
+            return empty(schema)
+        message = np.empty((size, 3, 2), np.uint64)
+        message[:, 0] = run_prefix
+        message[:, 1] = (np.uint64(window), np.uint64(trigger))
+        message[:, 2] = ids_of(rows.column("_id"))
+        ids = release_ids.mac(message.reshape(-1, 2), np.full(size, 3, np.int64))
+        arrays = [
+            id_array(ids),
+            *(pa.array(np.full(size, t), pa.int64()).cast(instant) for t in (begin, end)),
+            pa.array(np.full(size, trigger, np.int32)),
+            pa.array(np.full(size, time), pa.int64()).cast(instant),
+        ]
+        for name in rows.schema.names:
+            if name != "_id":
+                column = rows.column(name)
+                # A NaN of the arithmetic is a null of the release (a mean over nothing).
+                floating = pa.types.is_floating(column.type)
+                arrays.append(pc.if_else(pc.is_nan(column), None, column) if floating else column)
+        for stamp in (identity.plan_hash, stamped_run_id(plan, identity)):
+            arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
     release = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
     for number, (parts, rows) in enumerate(_parts(plan, shards)):
         part = {PART: f"{number}/{parts}".encode()} if parts > 1 else {}
-        sealed = _sealed(plan, identity, release_ids, run_prefix, window, trigger, rows)
-        yield sealed.replace_schema_metadata(release | part)
-
-
-def _sealed(
-    plan: Plan,
-    identity: RunIdentity,
-    release_ids: Prf,
-    run_prefix: Ids,
-    window: int,
-    trigger: int,
-    rows: pa.RecordBatch,
-) -> pa.RecordBatch:
-    """The rows with their ids and all columns that are the same in each of them."""
-    size = rows.num_rows
-    if not size:
-        return empty(sealed_schema(plan))
-    begin, end = plan.timeline.window_bounds(window)
-    time = plan.timeline.instant_of(plan.timeline.base(window) + trigger)
-    message = np.empty((size, 3, 2), np.uint64)
-    message[:, 0] = run_prefix
-    message[:, 1] = (np.uint64(window), np.uint64(trigger))
-    message[:, 2] = ids_of(rows.column("_id"))
-    ids = release_ids.mac(message.reshape(-1, 2), np.full(size, 3, np.int64))
-    instant = pa.timestamp("us", "UTC")
-    arrays = [
-        id_array(ids),
-        *(pa.array(np.full(size, t), pa.int64()).cast(instant) for t in (begin, end)),
-        pa.array(np.full(size, trigger, np.int32)),
-        pa.array(np.full(size, time), pa.int64()).cast(instant),
-    ]
-    for name in rows.schema.names:
-        if name != "_id":
-            column = rows.column(name)
-            # A NaN of the arithmetic is a null of the release (a mean over nothing).
-            floating = pa.types.is_floating(column.type)
-            arrays.append(pc.if_else(pc.is_nan(column), None, column) if floating else column)
-    for stamp in (identity.plan_hash, stamped_run_id(plan, identity)):
-        arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
-    return pa.RecordBatch.from_arrays(arrays, schema=sealed_schema(plan))
+        yield sealed(rows).replace_schema_metadata(release | part)
 
 
 def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:

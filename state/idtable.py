@@ -67,6 +67,16 @@ def shard_of(ids: Ids, shards: int) -> Int64:
     return ((ids[:, 1] >> np.uint64(32)) % np.uint64(shards)).astype(np.int64)
 
 
+def shard_order(shard: Int64, shards: int) -> tuple[Int64, list[int]]:
+    """Return (order, bounds): rows ``order[bounds[s] : bounds[s + 1]]`` are of shard s, in order.
+
+    Args:
+        shard: (n,) number of each row's shard, below ``shards``.
+    """
+    order = np.argsort(shard.astype(np.uint16), kind="stable")
+    return order, np.searchsorted(shard[order], np.arange(shards + 1)).tolist()
+
+
 class IdTable:
     """128-bit id -> slot 0, 1, 2, ... in order of first appearance."""
 

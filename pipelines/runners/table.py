@@ -57,6 +57,7 @@ FLINK_FLAGS = frozenset(
         "number_of_execution_retries",
         "execution_retry_delay",
         "auto_watermark_interval",
+        "shutdown_sources_after_idle_ms",
         "latency_tracking_interval",
         "flink_conf_dir",
         "disable_metrics",
@@ -162,7 +163,8 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
     soon (Flink's default is ten seconds).
 
     Raises:
-        UsageError: a missing part, an unknown place for workers, or no checkpoints.
+        UsageError: a missing part, an unknown place for workers, no checkpoints, or sources that
+            end by themselves.
     """
     portable = options.view_as(PortableOptions)
     more = [] if portable.job_endpoint else _job_server(options)
@@ -184,6 +186,12 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
             "--checkpointing_interval",
             "must be at least 1 millisecond",
             "use 1000, or leave it out",
+        )
+    if _value(flags, "shutdown_sources_after_idle_ms") is not None:
+        raise UsageError(
+            "--shutdown_sources_after_idle_ms",
+            "can stop a run for good: the clock and a stage would wait for each other",
+            "leave it out",
         )
     named = options.view_as(GoogleCloudOptions).job_name
     return [
@@ -503,4 +511,4 @@ def refuse_unknown(
             fix = "leave it out; write names before flags, and a flag's value as --FLAG=VALUE"
             raise UsageError(flag, "is neither a flag nor the value of one", fix)
         fix = f"{nearest(flag, [*own, *parser._option_string_actions])}correct it, or leave it out"
-        raise UsageError(flag, "is no flag of this program or of Beam", fix)
+        raise UsageError(flag, "is no flag of this program, of Beam or of this engine", fix)

@@ -264,6 +264,7 @@ def test_a_job_on_a_cluster_is_cancelled_by_its_own_name(
         ("FlinkRunner", ["--flink_master=host:8081"]),
         ("FlinkRunner", ["--environment_type=EXTERNAL"]),
         ("FlinkRunner", ["--checkpointing_interval=0"]),
+        ("FlinkRunner", ["--shutdown_sources_after_idle_ms=0"]),
         ("FlinkRunner", ["--checkpointing_interval", "-1"]),
         ("FlinkRunner", [SAMPLING]),
         *(("DataflowRunner", [f for f in CLOUD if f != x]) for x in CLOUD),
