@@ -128,7 +128,7 @@ def open_file(
         db.execute("PRAGMA secure_delete = FAST")
         db.execute("PRAGMA synchronous = EXTRA")
         if log:
-            _use_log(db)
+            _use_log(db, patience)
         if os.stat(path).st_ino != file:
             raise OSError(errno.ESTALE, "replaced")
     except BaseException:
@@ -143,18 +143,18 @@ def _patient(folder: Path, seconds: float) -> Callable[[int], bool]:
 
     def wait(times: int) -> bool:
         nonlocal end
-        if times == 0:
-            end = time.monotonic() + seconds
-            if seconds and disk_errors.lock_failure(folder) is not None:
-                return False
-        if time.monotonic() >= end:
-            return False
         try:
+            if times == 0:
+                end = time.monotonic() + seconds
+                if seconds and disk_errors.lock_failure(folder) is not None:
+                    return False
+            if time.monotonic() >= end:
+                return False
             time.sleep(min(0.001 * 2 ** min(times, 7), 0.1))
+            return True
         except BaseException as interrupt:  # SQLite's call has no way for it
             _interrupts.append(interrupt)
             return False
-        return True
 
     return wait
 
@@ -201,11 +201,25 @@ class FileConnection(sqlite3.Connection):
             self._lock = None
 
 
-def _use_log(db: sqlite3.Connection) -> None:
-    """Put the file in WAL mode, or take it out where that is not safe."""
+def _use_log(db: sqlite3.Connection, patience: float) -> None:
+    """Put the file in WAL mode, or take it out where that is not safe.
+
+    SQLite does not call the busy handler where it changes the mode: it turns a read lock into a
+    write lock then, for which it never waits.  Processes that open a new file at the same time
+    would be told that it is busy.
+    """
     db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     wanted = "WAL" if wal_is_safe() else "DELETE"
-    (mode,) = db.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
+    end = time.monotonic() + patience
+    while True:
+        try:
+            (mode,) = db.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
+            break
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorname", None) or ""
+            if not code.startswith(_BUSY) or _interrupts or time.monotonic() >= end:
+                raise
+        time.sleep(0.02)
     if mode == "wal":
         db.execute("PRAGMA synchronous = FULL")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")

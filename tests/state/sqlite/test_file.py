@@ -578,6 +578,18 @@ def test_a_wait_for_a_lock_can_be_interrupted(sound: Path) -> None:
                 assert 0.1 < time.monotonic() - begun < 5
 
 
+def test_a_new_file_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself does not wait where it changes the mode of a file."""
+    path = tmp_path / "new.db"
+    with contextlib.closing(open_file(path, create=True)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        threading.Timer(0.3, writer.execute, ("COMMIT",)).start()
+        begun = time.monotonic()
+        with contextlib.closing(open_file(path, log=True)) as db:
+            assert time.monotonic() - begun > 0.1
+            assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_exit_codes(sound: Path) -> None:
     kinds = {code: type(refused(SUBJECT, coded(code), sound)) for code in CODES}
     assert kinds["SQLITE_FULL"] is kinds["SQLITE_BUSY"] is kinds["SQLITE_CANTOPEN"] is RunError
