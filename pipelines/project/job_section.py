@@ -138,6 +138,42 @@ class ChoiceSection(Section, frozen=True):
     range: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
 
+class PublicationSection(Section, frozen=True, kw_only=True):
+    """``[job.NAME.publication]``: how the public's page and its files present them.
+
+    Nothing here is part of the plan: it changes no released byte and no guarantee.
+
+    Attributes:
+        title: of the page and of the data set in its metadata.
+        description: what the figures are about, in one or two sentences.
+        purpose: what they are meant to be used for.
+        publisher, contact: who publishes them, and whom to ask.
+        region: what part of the world they describe.
+        licence, citation: under which licence they may be used, and how to cite them.
+        next: when the next release is expected, as a text.
+        labels: texts to show for names of key columns and published columns.
+        withhold: ``sd > N%``: values whose standard deviation is more than so much of them are
+            shown as "too uncertain"; downloads keep them with a mark.
+    """
+
+    title: str
+    description: str = ""
+    purpose: str = ""
+    publisher: str = ""
+    contact: str = ""
+    region: str = ""
+    licence: str = ""
+    citation: str = ""
+    next: str = ""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    withhold: Annotated[str, msgspec.Meta(pattern=r"^sd > [1-9][0-9]{0,3}%$")] | None = None
+
+    @property
+    def uncertain_above(self) -> float | None:
+        """Share of a value above which its standard deviation makes it too uncertain."""
+        return None if self.withhold is None else int(self.withhold[len("sd > ") : -1]) / 100
+
+
 class JobSection(Section, frozen=True):
     """``[job.NAME]``: the releases that are published again and again.
 
@@ -160,6 +196,7 @@ class JobSection(Section, frozen=True):
         dead_letter: the private folder of records that cannot be used.
         threads: of a job with bounded input whose stages share a process (DirectRunner); no
             released byte depends on them.
+        publication: how the public's page presents the figures.
     """
 
     table: str
@@ -187,3 +224,4 @@ class JobSection(Section, frozen=True):
     dead_letter: Place | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_THREADS), PLACE] | None = None
     choice: ChoiceSection | None = None
+    publication: PublicationSection | None = None
