@@ -1,0 +1,203 @@
+"""The methodology of a job's figures in plain language, as a page and a text file show it.
+
+It is a function of public parameters alone: the plan, the figures of its guarantee, and how the
+job presents its figures.  A reader needs neither statistics nor this program's words.
+
+**The attacker.**  For neighbours, a test that is wrong with probability a where a unit has no
+records is right with probability at most e^epsilon a + delta and 1 - e^-epsilon (1 - a - delta)
+where it has some; of Gaussian noise mu beside thresholds that fail with at most delta, with at most
+Phi(Phi^-1(a) + mu) + delta (Dong, Roth and Su 2022).  The least of them is stated.
+"""
+
+import math
+from collections.abc import Iterator
+from statistics import NormalDist
+from typing import Any
+
+from dpstream.accounting.figures import human, human_up
+from dpstream.accounting.plan.plan import Plan
+from dpstream.pipelines.project.job_section import PublicationSection
+from dpstream.pipelines.report.text import visible
+
+#: A heading and its paragraphs.
+Part = tuple[str, list[str]]
+#: Of 100 units without records, so many are named wrongly.
+_WRONG = 0.01
+#: Lengths that have a name.
+_NAMES = {"7 days": "week"}
+_NOTHING = PublicationSection(title="")
+_SURE = (
+    "The number after ± says how far the noise may have moved a figure: 100 ± 20 means that "
+    "without the noise the figure would lie between 80 and 120, in 95 of 100 such cases. It is "
+    "1.96 standard deviations (sd) of the noise. It does not cover what the figures leave out.",
+    "The noise can make a figure negative, or make parts add up to more than their total.",
+)
+_COMPARE = (
+    "Square the two numbers after ±, add them, and take the root: so uncertain is the difference. "
+    "130 ± 15 and 100 ± 20 differ by 30 ± 25: the first is larger. 110 ± 15 and 100 ± 20 differ by "
+    "10 ± 25: these figures do not tell which is larger. The same root is the uncertainty of a "
+    "sum. Of 100 comparisons of equal things about 5 differ by more.",
+    "Compare figures of one column: those of two rows, or of two windows that do not overlap.",
+)
+
+
+def label_of(name: str, publication: PublicationSection | None) -> str:
+    """Return what a reader sees for the name of a column."""
+    return visible((publication or _NOTHING).labels.get(name, name))
+
+
+def length_name(plan: Plan, length: int) -> str:
+    """Return a length of a plan's time axis after "a" or "each": ``week``, ``period of 3 days``."""
+    words = plan.timeline.words(length)
+    number, _, unit = words.partition(" ")
+    return _NAMES.get(words) or (unit if number == "1" else f"period of {words}")
+
+
+def methodology(
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None = None
+) -> Iterator[Part]:
+    """Yield what a reader of the figures must know: each heading with its paragraphs.
+
+    Args:
+        figures: `accounting.guarantee.describe` of the plan.
+        publication: how the figures are presented; ``None``: by the names of their columns.
+    """
+    yield "Who is protected", [*protection(plan, figures, publication)]
+    yield "What the figures leave out", [*left_out(plan, figures, publication)]
+    yield "How sure a figure is", [*_SURE]
+    yield "How to compare two figures", [*_COMPARE]
+    yield "How to cite", [*_citation(plan, figures, publication or _NOTHING)]
+
+
+def protection(
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None
+) -> Iterator[str]:
+    """Yield the promise in words: for one period, then for all of them."""
+    unit, timeline = label_of(plan.unit.column, publication), plan.timeline
+    if not figures["guarantee"]["sound"]:
+        yield "Nobody is protected as stated: the guarantee of this mechanism does NOT hold."
+        return
+    period = None if timeline.period is None else length_name(plan, timeline.period)
+    records = f"the records of one {unit}" + (f" in one {period}" if period else "")
+    yield (
+        f"Random noise was added to all figures, so that they hardly show whether {records} are "
+        "among the data. This also holds for whoever knows much else, such as all other records "
+        "(differential privacy)."
+    )
+    first, *more = figures["periods"]
+    yield f"The promise for {records}: {_promise(first)}."
+    if period is None:
+        yield f"It covers everything that is published, about all records of one {unit}."
+    if not more or period is None:
+        return
+    last, several = (
+        more[-1],
+        period.replace("period", "periods", 1) if " " in period else f"{period}s",
+    )
+    count = f"{last['periods']:,} {several}"
+    end = (
+        f"in all {count}" if timeline.periods is not None else f"in {count} (no last one is fixed)"
+    )
+    yield (
+        f"The figures of several {several} together tell more about whoever is in all of them. For "
+        f"one {unit} that is {end}: {_promise(last)}."
+    )
+
+
+def _promise(row: dict[str, float]) -> str:
+    """Return one guarantee with what it means for an attacker, in numbers of 100."""
+    rightly = named_rightly(row["epsilon"], row["delta"], row["mu"] or None)
+    pair = f"epsilon {human_up(row['epsilon'])} and delta {human_up(row['delta'])}"
+    if rightly >= 100:
+        return (
+            f"{pair}. That is weak: an attacker may be able to name nearly all of those in the data"
+        )
+    return (
+        f"{pair}. Suppose that an attacker names who is in the data, and is wrong about 1 of 100 "
+        f"that are not: then at most {rightly} of 100 that are in the data can be named"
+    )
+
+
+def named_rightly(epsilon: float, delta: float, mu: float | None) -> int:
+    """Return how many of 100 units in the data an attacker can name at most; see the module.
+
+    Args:
+        mu: of Gaussian noise; ``None``: epsilon alone is promised.
+    """
+    bounds = [1.0, 1 - math.exp(-epsilon) * (1 - _WRONG - delta)]
+    if epsilon < math.log(1 / _WRONG):
+        bounds.append(math.exp(epsilon) * _WRONG + delta)
+    if mu is not None:
+        normal = NormalDist()
+        bounds.append(normal.cdf(normal.inv_cdf(_WRONG) + mu) + delta)
+    return math.ceil(100 * min(bounds) + 1e-6)
+
+
+def left_out(
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None
+) -> Iterator[str]:
+    """Yield what is not in the figures, which ± does not cover."""
+    timeline, privacy = plan.timeline, plan.privacy
+    unit, window = label_of(plan.unit.column, publication), length_name(plan, timeline.window)
+    lasting = timeline.period
+    span = "over the whole time" if lasting is None else f"in a {length_name(plan, lasting)}"
+    row = "" if privacy.per_key_bound is None else f", of them {privacy.per_key_bound:,} in one row"
+    yield (
+        f"At most {privacy.contributions:,} records of one {unit} count {span}{row}. Further ones "
+        "are left out, so that numbers are too low where there are more"
+        + (", and figures may fall from window to window." if lasting is None else ".")
+    )
+    if figures["selection"] is None:
+        yield (
+            "Which rows are published was fixed beforehand. A row without records has a figure "
+            "too, which is noise alone."
+        )
+    else:
+        least = figures["selection"]["units_for_half_chance_easiest"]
+        again = f" A row that was published once stays in every later {window}."
+        yield (
+            f"A row is published only where the number of different {unit} with records is about "
+            f"{least:,} or more in a {window}. A missing row does not mean zero."
+            + again
+            * (plan.design.remembers and not isinstance(plan.remember, int))
+        )
+    for aggregate in plan.aggregates:
+        if aggregate.bounds is not None:
+            low, high = (human(bound) for bound in aggregate.bounds)
+            yield (
+                f"{label_of(aggregate.name, publication)}: single values below {low} count as "
+                f"{low}, and those above {high} as {high}."
+            )
+    if plan.stamp != "event_time":
+        late = timeline.allowed_lateness
+        wait = f"more than {timeline.words(late)} " * (late > 0)
+        yield f"Records that became known {wait}after the end of a {window} are left out."
+    share = (publication or _NOTHING).uncertain_above
+    if share is not None:
+        yield withheld_text(share)
+
+
+def withheld_text(share: float) -> str:
+    """Return what is shown as too uncertain, and what follows for the others."""
+    return (
+        f"Values whose noise has a standard deviation above {100 * share:.0f}% of them, and those "
+        "that are not above zero, are shown as “too uncertain”. Noise that lowers a value hides it "
+        "and noise that raises it shows it: shown values therefore lean high, the more so the "
+        "smaller they are. The downloads have all values, marked."
+    )
+
+
+def _citation(
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection
+) -> Iterator[str]:
+    """Yield how the figures may be used and are cited."""
+    if publication.licence:
+        yield f"The figures may be used under the licence {publication.licence}."
+    named = ", ".join(text for text in (publication.publisher, publication.title) if text)
+    cited = publication.citation or named or "Figures with noise"
+    guarantee = figures["guarantee"]
+    yield (
+        f"{cited.rstrip('.')}. Differentially private, epsilon {human_up(guarantee['epsilon'])}, "
+        f"delta {human_up(guarantee['delta'])}; plan {plan.hash[:16]}."
+    )
+    yield "Give each figure with its ±, and name the window it is of."
