@@ -229,8 +229,17 @@ def person_spent(
         The pair; ``None`` if the account has no periods.  Epsilon is infinite after a stream
         without end.
     """
-    if unit.period is None:
-        return None
+    return None if unit.period is None else person_total(unit, charges, delta)
+
+
+def person_total(
+    unit: UnitIdentity, charges: Iterable[Charged], delta: float
+) -> tuple[float, float]:
+    """Return (epsilon, delta) of one person over all records, for charges fixed beforehand.
+
+    Args:
+        unit: of the account; delta: see `person_spent`.
+    """
     person, total = UnitIdentity(unit.name, unit.type), Total()
     try:
         for charge in charges:

@@ -235,6 +235,48 @@ def show(named: Chosen, as_json: bool) -> None:
 
 @account.command(
     epilog=examples(
+        "dpstream account forecast",
+        "dpstream account forecast shop --until 2030-01-01 --out forecast.html",
+    )
+)
+@section("named", metavar="[DATA_SET]")
+@click.option(
+    "--until",
+    metavar="DATE",
+    help="Last day of the forecast.  [default: five years from now]",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Also write a page with a picture, FILE.html."
+)
+@AS_JSON
+def forecast(named: Chosen, until: str | None, out: Path | None, as_json: bool) -> None:
+    """Show what the jobs of a data set will have spent by a date, and when the limit ends.
+
+    Each job is assumed to begin again when its time has passed, for as long and with the same
+    budget.  Nothing is charged.
+    """
+    from dpstream.accounting.errors import UsageError
+    from dpstream.accounting.limits import MICROS_PER_SECOND
+    from dpstream.pipelines.operate import forecast as forecasts
+    from dpstream.pipelines.project.text import instant
+    from dpstream.pipelines.render import forecast as rendered
+    from dpstream.pipelines.render.account import forecast_text
+    from dpstream.state.ledger.events import now_micros
+
+    now = now_micros()
+    end = forecasts.in_five_years(now)
+    if until is not None:
+        end = int(instant("--until", until).timestamp()) * MICROS_PER_SECOND
+    if end <= now:
+        raise UsageError("--until", "lies in the past", "give a later date")
+    figures = forecasts.forecast(named.load(), named.name, now, end)
+    if out is not None:
+        rendered.write(figures, out)
+    print_figures(as_json, figures, forecast_text(figures))
+
+
+@account.command(
+    epilog=examples(
         "dpstream account limit shop --epsilon 8 --delta 1e-6",
         "dpstream account limit shop.account.db --epsilon 8 --delta 1e-6",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from dpstream.accounting.composition import NAMES
 from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity
-from dpstream.pipelines.render.layout import count, each, labelled, page
+from dpstream.pipelines.render.layout import count, each, labelled, page, table_text
 
 #: Longer labels of charges (many tables) move the rest of their line.
 _LABEL = 24
@@ -167,6 +167,51 @@ def view_text(figures: dict[str, Any]) -> str:
     else:
         lines += _limit(figures["limit"]) + labelled("Left", _left(figures))
     return page([*lines, *each("Warning", figures["warnings"])])
+
+
+def forecast_text(figures: dict[str, Any]) -> str:
+    """Return the runs of a forecast, what a person has spent by its end, and where it stops.
+
+    Args:
+        figures: `operate.forecast.forecast`.
+    """
+    heads = ("job", "begins", "ends", "charge", "limit used", "one person by its end")
+    rows = [
+        (
+            run["job"],
+            run["begins"],
+            run["ends"] or "–",
+            "made" if run["charged"] else "expected" if run["accepted"] else "REFUSED",
+            "–" if run["used"] is None else share_text(run["used"]),
+            person_text(run["person"]),
+        )
+        for run in figures["runs"]
+    ]
+    columns = list(zip(*rows, strict=True)) or [()] * len(heads)
+    per = "" if figures["unit"]["period"] is None else f" per {figures['unit']['period']}"
+    limit = guarantee_pair(*figures["limit"].values())
+    lines = [
+        *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']['text']}"),
+        *labelled("Limit", f"{limit} per unit{per}"),
+        *labelled("Until", f"{figures['until']}: one person {person_text(figures['person'])}"),
+    ]
+    if figures["other_charges"]:
+        lines += labelled("Also", count(figures["other_charges"], "charge") + " of questions")
+    for job, stop in figures["refused"].items():
+        fix = "no epsilon is enough"
+        if stop["enough"] is not None:
+            epsilon, delta = map(exact, stop["enough"])
+            name = figures["data_set"]
+            fix = f"Fix: `dpstream account limit {name} --epsilon {epsilon} --delta {delta}`"
+        lines += labelled("Limit ends", f"{job} cannot begin on {stop['begins']}", fix)
+    return f"{table_text(heads, columns, (False,) * 4 + (True, False))}\n{page(lines)}"
+
+
+def person_text(person: Sequence[float]) -> str:
+    """Return what one person has spent."""
+    if math.isinf(person[0]):
+        return "no bound"
+    return guarantee_pair(person[0], person[1], digits=(4, 4))
 
 
 def _left(figures: dict[str, Any]) -> str:
