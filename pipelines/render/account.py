@@ -201,8 +201,8 @@ def forecast_text(figures: dict[str, Any]) -> str:
         fix = "no epsilon is enough"
         if stop["enough"] is not None:
             epsilon, delta = map(exact, stop["enough"])
-            name = figures["data_set"]
-            fix = f"Fix: `dpstream account limit {name} --epsilon {epsilon} --delta {delta}`"
+            command = f"dpstream account limit {figures['data_set']}"
+            fix = f"Fix: `{command} --epsilon {epsilon} --delta {delta}`"
         lines += labelled("Limit ends", f"{job} cannot begin on {stop['begins']}", fix)
     return f"{table_text(heads, columns, (False,) * 4 + (True, False))}\n{page(lines)}"
 
