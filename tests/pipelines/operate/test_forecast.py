@@ -120,10 +120,10 @@ def test_the_page_and_the_table(tmp_path: Path) -> None:
     file = made(tmp_path, "lifetime")
     out = tmp_path / "forecast.html"
     command = ("account", "forecast", "--project", file, "--until", "2040-01-01")
-    shown = call(*command, "--out", out)
-    assert shown.exit_code == 0 and "<svg" in out.read_text()
+    table = call(*command, "--out", out)
+    assert table.exit_code == 0 and "<svg" in out.read_text()
     for run in printed(call(*command, "--json").output)["runs"]:
-        assert run["begins"] in shown.output and run["begins"] in out.read_text()
+        assert run["begins"] in table.output and run["begins"] in out.read_text()
     assert call("account", "forecast", "--project", file, "--until", "2020-01-01").exit_code == 2
     with pytest.raises(UsageError):
         foreseen(file, micros(2026 + 2000))
