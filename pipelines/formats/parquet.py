@@ -154,25 +154,44 @@ def _file(source: Any, meta: pq.FileMetaData | None = None, coded: Sequence[str]
     )
 
 
+@functools.lru_cache(maxsize=2)
+def _footer(path: str, size: int, changed: int) -> pq.FileMetaData:
+    """The footer of a file, once for its row groups: it names all of them, so that to read it for
+    each takes the square of their number.
+    """
+    with _file(opened(path)) as file:
+        return file.metadata
+
+
 @contextlib.contextmanager
 def coded_batches(
-    source: Any, columns: Sequence[str], group: int, kind: FileKind = "parquet"
+    path: Any, columns: Sequence[str], group: int, kind: FileKind = "parquet"
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield (number of rows, batches) of one row group of an open file in bounded memory.
+    """Yield (number of rows, batches) of one row group of a file in bounded memory.
 
     Columns of text may be codes of a dictionary; structs as a whole, and lists, are null.
+
+    Args:
+        path: of the file, or an open one.
+        columns: those that are read.
+        group: number of the row group.
+        kind: of the file.
 
     Raises:
         OSError, pa.ArrowException: it cannot be read.
     """
+    source, meta = opened(path), None
     if kind != "parquet":
         batch = groups_of(source, columns, kind)[2](group)
         flat = [each.name for each in named_columns(batch.schema)]
         parts = (batch.slice(at, DECODE_ROWS) for at in range(0, batch.num_rows, DECODE_ROWS))
         yield batch.num_rows, (_with_nested(part, columns, flat) for part in parts)
         return
+    if source is not path:
+        status = os.stat(path)
+        meta = _footer(path, status.st_size, status.st_ctime_ns)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_file(source))
+        file = stack.enter_context(_file(source, meta))
         footer = file.metadata.row_group(group)
         numbers = _flat(file.metadata.schema, columns)
         coded, rows = list[str](), DECODE_ROWS
@@ -254,7 +273,7 @@ def read_row_group(
     """
     done, claimed = 0, None
     try:
-        with coded_batches(opened(path), columns, group, kind) as (claimed, batches):
+        with coded_batches(path, columns, group, kind) as (claimed, batches):
             for batch in batches:
                 arrays = [_plain(column) for column in batch.columns]
                 decoded = pa.RecordBatch.from_arrays(arrays, list(columns))
@@ -303,7 +322,7 @@ def _is_whole(path: str, columns: tuple[str, ...], kind: FileKind, size: int, ch
     """
     try:
         for group in range(number_of_groups(path, kind)):
-            with coded_batches(opened(path), columns, group, kind) as (claimed, batches):
+            with coded_batches(path, columns, group, kind) as (claimed, batches):
                 if sum(batch.num_rows for batch in batches) != claimed:
                     return False
     except Exception as error:

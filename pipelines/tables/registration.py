@@ -48,7 +48,6 @@ import pyarrow as pa
 from dpstream.accounting.errors import PolicyError, RunError, UsageError, refuse_first
 from dpstream.accounting.places import COLUMNAR, FILE_KINDS, FileKind
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.pipelines.formats.columnar import opened
 from dpstream.pipelines.formats.compression import plain_by_name
 from dpstream.pipelines.formats.dialect import recoded
 from dpstream.pipelines.formats.lines import BrokenFileError
@@ -94,7 +93,7 @@ def _columnar(table: Table) -> tuple[str, str] | None:
         for path in files_of(table):
             names = names_of(table, path)
             for group in range(number_of_groups(path, kind)):
-                with coded_batches(opened(path), names, group, kind) as (_, batches):
+                with coded_batches(path, names, group, kind) as (_, batches):
                     for batch in batches:
                         batch.validate(full=True)
     except MemoryError:

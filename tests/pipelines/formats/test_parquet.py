@@ -1,6 +1,7 @@
 """Parquet by row groups: positions, missing columns, a group that breaks off, bounded memory."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,21 @@ def test_groups_begin_where_those_before_end(path: Path) -> None:
     ]
     assert [part.offset for part in rows] == [0, 4, 8]
     assert [v for part in rows for v in part.batch["b"].to_pylist()] == [f"v{n}" for n in range(10)]
+
+
+def test_a_file_in_the_place_of_another_has_its_own_footer(path: Path) -> None:
+    """Of the same size and the same time of change, which a copy keeps."""
+    other = path.with_name("other.parquet")
+    columns = pq.read_table(path)
+    pq.write_table(columns.select(["b", "a"]), other, row_group_size=4, write_page_checksum=True,
+                   use_dictionary=False, compression="none")  # fmt: skip
+    (before,) = read_row_group(str(path), ["a", "b"], 1, 4)
+    was, size = path.stat(), other.stat().st_size
+    assert was.st_size == size
+    os.utime(other, ns=(was.st_atime_ns, was.st_mtime_ns))
+    other.replace(path)
+    (after,) = read_row_group(str(path), ["a", "b"], 1, 4)
+    assert instance(after, Rows).batch.equals(instance(before, Rows).batch)
 
 
 def test_a_missing_column_names_those_that_are_there(path: Path, refused: refusals.Refused) -> None:
