@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test extended nightly check docs figures shape faults locks paper bench prism flink kafka crane clean
+.PHONY: demo test extended nightly check docs figures shape faults locks paper bench prism flink kafka crane axe clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
@@ -135,6 +135,14 @@ crane: .tools/bin/crane
 
 .tools/bin/crane:
 	GOBIN=$(CURDIR)/.tools/bin go install github.com/google/go-containerregistry/cmd/crane@v0.22.1
+
+# What checks pages for accessibility in the tests: one script of a package.
+axe: .tools/axe/axe.min.js
+
+.tools/axe/axe.min.js: | $(READY)
+	echo axe-playwright-python==0.1.8 --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8 | $(BIN)/uv pip install \
+	  --quiet --no-deps --require-hashes --target .tools/axe/package --requirements -
+	cp .tools/axe/package/axe_playwright_python/axe.min.js $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

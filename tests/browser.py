@@ -33,9 +33,8 @@ def program() -> str | None:
     return named or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-def missing() -> None:
-    """No browser: a failure where it must be there, a loud skip elsewhere."""
-    text = "Chromium is missing: install it, or name it in CHROMIUM"
+def missing(text: str) -> None:
+    """A failure where what is missing must be there, a loud skip elsewhere."""
     if os.environ.get("CI") == "true":
         pytest.fail(text)
     warnings.warn(pytest.PytestWarning(text), stacklevel=2)
@@ -211,7 +210,7 @@ def _lifted(end: int) -> int:
 def browser(folder: Path) -> Iterator[Browser]:
     """A running browser on a folder of its own."""
     if program() is None:
-        missing()
+        missing("Chromium is missing: install it, or name it in CHROMIUM")
     running = Browser(folder)
     try:
         yield running

@@ -15,9 +15,9 @@ from tests.browser import DESKTOP, PHONE, browser
 HERE = Path(__file__).parent
 #: Name, screen, first and last row of pixels.
 SHOTS = (
-    ("report", DESKTOP, 0, 1090),
+    ("report", DESKTOP, 0, 1390),
     ("report-phone", PHONE, 0, 1480),
-    ("report-keys", DESKTOP, 1530, 2330),
+    ("report-reading", DESKTOP, 2290, 3250),
 )
 
 

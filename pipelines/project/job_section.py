@@ -151,7 +151,7 @@ class PublicationSection(Section, frozen=True, kw_only=True):
         region: what part of the world they describe.
         licence, citation: under which licence they may be used, and how to cite them.
         next: when the next release is expected, as a text.
-        labels: texts to show for names of key columns and published columns.
+        labels: texts to show for names of key columns, published columns and the unit's column.
         withhold: ``sd > N%``: values whose standard deviation is more than so much of them are
             shown as "too uncertain"; downloads keep them with a mark.
     """

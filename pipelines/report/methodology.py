@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
 
+from dpstream.accounting.errors import required
 from dpstream.accounting.figures import human, human_up
 from dpstream.accounting.plan.plan import Plan
 from dpstream.pipelines.project.job_section import PublicationSection
-from dpstream.pipelines.report.text import visible
+from dpstream.pipelines.report.text import label_of
 
 #: A heading and its paragraphs.
 Part = tuple[str, list[str]]
@@ -25,7 +26,6 @@ Part = tuple[str, list[str]]
 _WRONG = 0.01
 #: Lengths that have a name.
 _NAMES = {"7 days": "week"}
-_NOTHING = PublicationSection(title="")
 _SURE = (
     "The number after ± says how far the noise may have moved a figure: 100 ± 20 means that "
     "without the noise the figure would lie between 80 and 120, in 95 of 100 such cases. It is "
@@ -41,11 +41,6 @@ _COMPARE = (
 )
 
 
-def label_of(name: str, publication: PublicationSection | None) -> str:
-    """Return what a reader sees for the name of a column."""
-    return visible((publication or _NOTHING).labels.get(name, name))
-
-
 def length_name(plan: Plan, length: int) -> str:
     """Return a length of a plan's time axis after "a" or "each": ``week``, ``period of 3 days``."""
     words = plan.timeline.words(length)
@@ -53,32 +48,56 @@ def length_name(plan: Plan, length: int) -> str:
     return _NAMES.get(words) or (unit if number == "1" else f"period of {words}")
 
 
+def several(length: str) -> str:
+    """Return what `length_name` returns after a number: ``weeks``, ``periods of 3 days``."""
+    return length.replace("period", "periods", 1) if " " in length else f"{length}s"
+
+
 def methodology(
-    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None = None
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection
 ) -> Iterator[Part]:
     """Yield what a reader of the figures must know: each heading with its paragraphs.
 
     Args:
         figures: `accounting.guarantee.describe` of the plan.
-        publication: how the figures are presented; ``None``: by the names of their columns.
+        publication: how the figures are presented; see `report.text.publication_of`.
     """
     yield "Who is protected", [*protection(plan, figures, publication)]
     yield "What the figures leave out", [*left_out(plan, figures, publication)]
     yield "How sure a figure is", [*_SURE]
     yield "How to compare two figures", [*_COMPARE]
-    yield "How to cite", [*_citation(plan, figures, publication or _NOTHING)]
+    yield "How to cite", [*_citation(plan, figures, publication)]
+
+
+def cost_text(plan: Plan, figures: dict[str, Any], publication: PublicationSection) -> str:
+    """Return the cost for one unit in one line: of one period, and of all of them."""
+    first, *more = figures["periods"] or [figures["guarantee"]]
+    unit = label_of(plan.unit.column, publication)
+    if plan.timeline.period is None:
+        return f"epsilon {human_up(first['epsilon'])} for one {unit}"
+    lifetime = "".join(f", {human_up(r['epsilon'])} {_all_periods(plan, r)}" for r in more[-1:])
+    return f"epsilon {human_up(first['epsilon'])} for one {unit} in one {_period(plan)}{lifetime}"
+
+
+def _period(plan: Plan) -> str:
+    return length_name(plan, required(plan.timeline.period, "budget.covers is a length"))
+
+
+def _all_periods(plan: Plan, last: dict[str, float]) -> str:
+    """``in all 52 weeks``; of a stream without end so many as its figures are stated for."""
+    every, count = "all " * (plan.timeline.periods is not None), f"{last['periods']:,}"
+    return f"in {every}{count} {several(_period(plan))}"
 
 
 def protection(
-    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection
 ) -> Iterator[str]:
     """Yield the promise in words: for one period, then for all of them."""
-    unit, timeline = label_of(plan.unit.column, publication), plan.timeline
+    unit, lasting = label_of(plan.unit.column, publication), plan.timeline.period is None
     if not figures["guarantee"]["sound"]:
         yield "Nobody is protected as stated: the guarantee of this mechanism does NOT hold."
         return
-    period = None if timeline.period is None else length_name(plan, timeline.period)
-    records = f"the records of one {unit}" + (f" in one {period}" if period else "")
+    records = f"the records of one {unit}" + ("" if lasting else f" in one {_period(plan)}")
     yield (
         f"Random noise was added to all figures, so that they hardly show whether {records} are "
         "among the data. This also holds for whoever knows much else, such as all other records "
@@ -86,22 +105,16 @@ def protection(
     )
     first, *more = figures["periods"]
     yield f"The promise for {records}: {_promise(first)}."
-    if period is None:
+    if lasting:
         yield f"It covers everything that is published, about all records of one {unit}."
-    if not more or period is None:
-        return
-    last, several = (
-        more[-1],
-        period.replace("period", "periods", 1) if " " in period else f"{period}s",
-    )
-    count = f"{last['periods']:,} {several}"
-    end = (
-        f"in all {count}" if timeline.periods is not None else f"in {count} (no last one is fixed)"
-    )
-    yield (
-        f"The figures of several {several} together tell more about whoever is in all of them. For "
-        f"one {unit} that is {end}: {_promise(last)}."
-    )
+    elif more:
+        yield (
+            f"The figures of several {several(_period(plan))} together tell more about whoever is "
+            f"in all of them. For one {unit} that is {_all_periods(plan, more[-1])}: "
+            f"{_promise(more[-1])}."
+        )
+        if plan.timeline.periods is None:
+            yield f"No last {_period(plan)} is fixed: the cost grows with each further one."
 
 
 def _promise(row: dict[str, float]) -> str:
@@ -133,9 +146,7 @@ def named_rightly(epsilon: float, delta: float, mu: float | None) -> int:
     return math.ceil(100 * min(bounds) + 1e-6)
 
 
-def left_out(
-    plan: Plan, figures: dict[str, Any], publication: PublicationSection | None
-) -> Iterator[str]:
+def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSection) -> Iterator[str]:
     """Yield what is not in the figures, which ± does not cover."""
     timeline, privacy = plan.timeline, plan.privacy
     unit, window = label_of(plan.unit.column, publication), length_name(plan, timeline.window)
@@ -172,7 +183,7 @@ def left_out(
         late = timeline.allowed_lateness
         wait = f"more than {timeline.words(late)} " * (late > 0)
         yield f"Records that became known {wait}after the end of a {window} are left out."
-    share = (publication or _NOTHING).uncertain_above
+    share = publication.uncertain_above
     if share is not None:
         yield withheld_text(share)
 
@@ -194,7 +205,7 @@ def _citation(
     if publication.licence:
         yield f"The figures may be used under the licence {publication.licence}."
     named = ", ".join(text for text in (publication.publisher, publication.title) if text)
-    cited = publication.citation or named or "Figures with noise"
+    cited = publication.citation or named
     guarantee = figures["guarantee"]
     yield (
         f"{cited.rstrip('.')}. Differentially private, epsilon {human_up(guarantee['epsilon'])}, "

@@ -1,9 +1,10 @@
 """``dpstream report``: one page about a run, from public data: plan, budget, releases.
 
-Neither key nor ledger are opened, of the dead letters only which files of the input are damaged,
-and of the store's file only what was committed when the run began, so the page can be published
-with the releases.  ``truth`` is the exception: it
-reads raw records, marks the page as not private and makes its file readable for its owner only.
+The secret is not opened; of the dead letters only which files of the input are damaged is read, of
+the store's file only what was committed when the run began, and of the account what anybody may
+know: its limit and what is spent.  So the page can be published with the releases.  ``truth`` is
+the exception: it reads raw records, marks the page as not private and makes its file readable for
+its owner only.
 
 **Truth** is the releases held against raw records: exact, NOT private, for public data only.  The
 records go through the job's own ingest (types, times, bounds), so "true" means: of all usable
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 from dpstream.accounting.aggregates import Exact, kind_of
 from dpstream.accounting.arrays import Float64, Int64
 from dpstream.accounting.budget.allocation import Budget, allocate
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
@@ -49,6 +50,7 @@ from dpstream.pipelines.report.data import (
 )
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.state.durable import PRIVATE, PUBLIC
+from dpstream.state.ledger.open import AccountPlace, read_history
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
@@ -219,6 +221,9 @@ class Report(NamedTuple):
         inventory, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
         damaged: files of the input that were not read to their end, with the reason.
+        account: what was spent on the data set, as `dpstream account show` has it: ``limit`` (of
+            a unit, ``per`` period or for all time), share ``used`` of it, number of ``charges``;
+            ``None``: there is no account, it cannot be read, or each record has its own budget.
     """
 
     job: Job
@@ -229,6 +234,7 @@ class Report(NamedTuple):
     findings: Findings
     truth: list[Decade] | None = None
     damaged: Mapping[str, str] = MappingProxyType({})
+    account: dict[str, Any] | None = None
 
     @property
     def expected(self) -> int | None:
@@ -266,7 +272,25 @@ def build(job: Job, truth: Path | None = None) -> Report:
     decades = None if truth is None else by_size(job, truth, releases, findings)
     figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
     damaged = input_of(job).damaged()
-    return Report(job, plan, budget, figures, releases, findings, decades, damaged)
+    account = None if job.ledger is None else _account(job.ledger)
+    return Report(job, plan, budget, figures, releases, findings, decades, damaged, account)
+
+
+def _account(place: AccountPlace) -> dict[str, Any] | None:
+    """The public facts of an account; see `Report`."""
+    try:
+        account = read_history(place)
+    except DpstreamError:
+        return None
+    if account.limit is None:
+        return None
+    filters = account.filters
+    return {
+        "per": account.created.unit.covers,
+        "limit": dict(zip(("epsilon", "delta"), account.limit, strict=True)),
+        "charges": len(account.charges),
+        "used": filters.used(account.spent.fullest(filters).total),
+    }
 
 
 def _in_force(job: Job, releases: Inventory) -> tuple[Plan, Budget]:
@@ -289,6 +313,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "private": report.truth is not None,
         "damaged_files": dict(report.damaged),
         "plan": report.figures,
+        "account": report.account,
         "releases": {
             "expected": report.expected,
             "present": len(report.inventory.releases),

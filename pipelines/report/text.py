@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Field, job_field
 from dpstream.accounting.figures import duration, exact, human, moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render.charts import WIDTH
 from dpstream.pipelines.report.data import Keys, floats, newest_of_each
 
@@ -66,13 +68,14 @@ def public_source(name: str) -> str:
     return f"{kind}:{place.replace(chr(92), '/').rstrip('/').rpartition('/')[2]}"
 
 
-def title_of(job: Job) -> str:
-    """Return the subject of a page: data set and job, else the source."""
-    if job.ledger is not None:
-        data_set = job.ledger.data_set
-        return data_set if data_set == job.name else f"{data_set} / {job.name}"
-    kind, _, place = public_source(job.plan.source).partition(":")
-    return f"{kind} files" if set("*?[") & set(place) else place
+def publication_of(job: Job) -> PublicationSection:
+    """Return how a job's figures are presented; without a section of its own by the job's name."""
+    return job.section.publication or PublicationSection(title=visible(job.name))
+
+
+def label_of(name: str, publication: PublicationSection) -> str:
+    """Return what a reader sees for the name of a column."""
+    return visible(publication.labels.get(name, name))
 
 
 def instant(micros: int) -> str:
@@ -194,15 +197,25 @@ def _plain(value: Any) -> str:
 
 
 #: Rows that stand in the page itself; the script shows further ones.
-FIRST_ROWS = 20
+FIRST_ROWS = 12
 #: Characters of a key column's text in table and CSV.
 KEY_TEXT = 120
 
 
+#: What stands for a value that is withheld.
+TOO_UNCERTAIN = "too uncertain"
+
+
 class Column(NamedTuple):
-    """A published column of the table: its title, and the columns of value and sd."""
+    """A published column of the table.
+
+    Attributes:
+        title: its head in CSV; ``label``: its head for people.
+        value, sd: the columns of value and sd.
+    """
 
     title: str
+    label: str
     value: str
     sd: str
 
@@ -212,9 +225,10 @@ class Table(NamedTuple):
 
     Attributes:
         data: what the script is given; see `table`.
-        names: of the key columns; ``columns``: titles of the others.
+        names: labels of the key columns; ``columns``: of the others.
         first: the first rows: texts of the key, the window's start, the values.
         caption: words for the rows of the table.
+        withheld: how many values of all rows are too uncertain, of so many.
     """
 
     data: dict[str, Any]
@@ -222,12 +236,30 @@ class Table(NamedTuple):
     columns: list[str]
     first: list[tuple[list[str], str, list[str]]]
     caption: str
+    withheld: tuple[int, int]
 
 
-def with_error(value: float | None, sd: float | None) -> str:
-    """Return ``100 ± 19.6``: a value and 1.96 times its sd."""
+def too_uncertain(values: Float64, sds: Float64, share: float | None) -> Bool:
+    """Return which values are not shown: the sd is above a share of them, or they are not above 0.
+
+    Args:
+        share: `PublicationSection.uncertain_above`; ``None``: all are shown.
+    """
+    if share is None:
+        return np.zeros(len(values), np.bool_)
+    return ~((values > 0) & (sds <= share * values))
+
+
+def with_error(value: float | None, sd: float | None, share: float | None = None) -> str:
+    """Return ``100 ± 19.6``: a value and 1.96 times its sd.
+
+    Args:
+        share: see `too_uncertain`.
+    """
     if value is None or sd is None or not np.isfinite([value, sd]).all():
         return "–"
+    if too_uncertain(np.array([value]), np.array([sd]), share).any():
+        return TOO_UNCERTAIN
     return f"{human(value)} ± {human(WIDTH * sd)}"
 
 
@@ -238,19 +270,23 @@ def table(
     columns: Sequence[Column],
     file: str,
     unfinished: Sequence[int] = (),
+    publication: PublicationSection | None = None,
 ) -> Table:
     """Return the rows of a page, column by column.
 
     Args:
         unfinished: windows that are not over or that the end of the job cuts: the page opens on the
             newest of the others.
+        publication: labels of key columns, and what is withheld.
 
     ``data``: ``names``, ``texts`` (which key columns are text) and ``keys`` (texts of each key);
     ``starts`` and ``ends`` of windows, for people, and ``from`` and ``to``, for CSV; which of them
     are ``complete``; of each row
     ``key`` and ``window`` (places in those lists); ``columns``: title, ``values`` and ``sds`` of
-    each; ``file``: of CSV.
+    each; ``file``: of CSV; ``share``: above which an sd makes a value too uncertain.
     """
+    publication = publication or PublicationSection(title="")
+    share = publication.uncertain_above
     names = [field.column for field in fields]
     numbers, place = np.unique(keys.rows["_window"].to_numpy(), return_inverse=True)
     bounds = [timeline.window_bounds(int(number)) for number in numbers]
@@ -275,10 +311,23 @@ def table(
             for column in columns
         ],
         "file": file,
+        "share": share,
     }
-    titles = [column.title for column in columns]
     complete = ~np.isin(numbers, unfinished)[place]
-    return Table(data, names, titles, _first(data, newest_of_each(keys, complete)), rows_text(keys))
+    withheld, defined = 0, 0
+    for column in columns:
+        values, sds = floats(keys.rows[column.value]), floats(keys.rows[column.sd])
+        there = np.isfinite(values) & np.isfinite(sds)
+        withheld += int(too_uncertain(values[there], sds[there], share).sum())
+        defined += int(there.sum())
+    return Table(
+        data,
+        [label_of(name, publication) for name in names],
+        [column.label for column in columns],
+        _first(data, newest_of_each(keys, complete)),
+        rows_text(keys),
+        (withheld, defined),
+    )
 
 
 def _short(column: pa.ChunkedArray, digits: int) -> list[float | None]:
@@ -291,7 +340,7 @@ def _first(data: dict[str, Any], newest: Any) -> list[tuple[list[str], str, list
         (
             [text or EMPTY for text in data["keys"][data["key"][row]]],
             data["starts"][data["window"][row]],
-            [with_error(c["values"][row], c["sds"][row]) for c in data["columns"]],
+            [with_error(c["values"][row], c["sds"][row], data["share"]) for c in data["columns"]],
         )
         for row in newest[:FIRST_ROWS].tolist()
     ]
@@ -301,9 +350,9 @@ def rows_text(keys: Keys) -> str:
     """Return the text that says which of all values a page holds."""
     held, least = keys.ranked.num_rows, "" if keys.exact else "at least "
     if keys.rows.num_rows == keys.values and keys.exact:
-        return f"All {keys.distinct:,} keys with all their {keys.values:,} values."
+        return f"All {keys.distinct:,} rows with all their {keys.values:,} values."
     return (
-        f"The {held:,} busiest of {least}{keys.distinct:,} keys, each with its newest value; the"
+        f"The {held:,} busiest of {least}{keys.distinct:,} rows, each with its newest value; the"
         f" {keys.complete:,} busiest with all their windows: {keys.rows.num_rows:,} of"
         f" {least}{keys.values:,} values. A page holds no more, so that it stays quick; the"
         " releases hold them all."

@@ -5,6 +5,7 @@
 that a key with much noise does not flatten the picture; values never are.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,11 +16,13 @@ from matplotlib import dates
 from dpstream.accounting.aggregates import kind_of
 from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Aggregate
-from dpstream.accounting.figures import human, human_up
+from dpstream.accounting.figures import exact, human, human_up
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
+from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render import charts
+from dpstream.pipelines.render.account import share_text
 from dpstream.pipelines.render.charts import (
     MARKED,
     SERIES,
@@ -30,17 +33,28 @@ from dpstream.pipelines.render.charts import (
     values_axis,
 )
 from dpstream.pipelines.render.job_plan import trigger_rows
+from dpstream.pipelines.render.layout import count
 from dpstream.pipelines.render.page import document, embedded
 from dpstream.pipelines.report.data import ReleaseFile, evenly, floats
+from dpstream.pipelines.report.methodology import (
+    cost_text,
+    length_name,
+    methodology,
+    several,
+)
 from dpstream.pipelines.report.report import TRUTH_LABEL, Report
 from dpstream.pipelines.report.text import (
     Column,
     drawn,
+    instant,
     key_label,
+    label_of,
     moment_text,
+    public_source,
+    publication_of,
     settings,
     table,
-    title_of,
+    too_uncertain,
     visible,
     window_name,
     with_error,
@@ -196,59 +210,121 @@ GROWN = 3
 DRAWN_WINDOWS = 400
 
 
-def render(report: Report, live: str = "") -> str:
+def render(report: Report, live: str = "", downloads: Sequence[str] = ()) -> str:
     """Return the page: one self-contained HTML document.
 
     Args:
         live: of a served page, the state of the releases that it shows; it asks for a newer one.
+        downloads: names of files that lie beside the page, which it links to.
     """
     values = context(report)
-    return document("report.html.j2", "report", script=True, live=live, **values)
+    return document(
+        "report.html.j2", "report", script=True, live=live, downloads=downloads, **values
+    )
 
 
 def context(report: Report) -> dict[str, Any]:
     """Return the parameters of the template."""
-    plan, timeline = report.job.plan, report.job.plan.timeline
-    findings, every = report.findings, report.findings.all_keys
-    drawn_window = findings.drawn_window
-    drawn = plan.aggregates[:DRAWN_COLUMNS] if drawn_window else ()
+    job, plan, publication = report.job, report.job.plan, publication_of(report.job)
+    drawn = plan.aggregates[:DRAWN_COLUMNS] if report.findings.drawn_window else ()
     columns = [_column(report, a) for a in drawn]
-    heads, rows = trigger_rows(report.figures)
+    protected, *reading, citation = methodology(plan, report.figures, publication)
     return {
-        "title": title_of(report.job),
+        "publication": publication,
+        "span": _span(report),
+        "cost": cost_text(plan, report.figures, publication),
+        "window_noun": length_name(plan, plan.timeline.window),
+        "windows_noun": several(length_name(plan, plan.timeline.window)),
+        "complete": int(report.findings.complete.sum()),
+        "planned": None if plan.timeline.end is None else plan.timeline.windows,
+        "protected": protected[1],
+        "account": _account_text(report, publication),
+        "reading": reading,
+        "citation": citation[1],
+        "source": public_source(plan.source),
         **promise(plan, report.figures),
         "run_ids": report.run_ids,
         "stamps": report.stamps,
         "present": len(report.inventory.releases),
-        "expected": report.expected,
+        "damaged": [visible(name) for name in sorted(report.damaged)],
+        "columns": columns,
+        "trends": _window_count(report) > 1,
+        "undrawn": len(plan.aggregates) > len(drawn),
+        **(_table(report, publication) if drawn else {}),
+        "truth": report.truth,
+        "truth_label": TRUTH_LABEL,
+        "settings": settings(job, report.plan),
+        **_expert(report, columns),
+    }
+
+
+def _expert(report: Report, columns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parameters of the part for experts and operators."""
+    timeline, findings, every = report.job.plan.timeline, report.findings, report.findings.all_keys
+    drawn_window = findings.drawn_window
+    heads, rows = trigger_rows(report.figures)
+    return {
         "released": [
+            (
+                "releases",
+                f"{len(report.inventory.releases):,}"
+                + ("" if report.expected is None else f" of {report.expected:,}"),
+            ),
             ("keys released", f"{'' if every.exact else 'at least '}{every.distinct:,}"),
             (
                 "windows with a key",
                 f"{human(int((findings.keys > 0).sum()))} of {human(len(findings.windows))}",
             ),
             ("rows in all releases", human(sum(r.keys for r in report.inventory.releases))),
-            *(("damaged file of the input", visible(name)) for name in sorted(report.damaged)),
             *((f"median sd of {c['name']}", c["sd_in_words"]) for c in columns),
         ],
         "bought": bought(report.figures),
         "drawn_window": window_name(timeline, drawn_window[0].window) if drawn_window else None,
         "drawn_trigger": drawn_window[-1].trigger if drawn_window else None,
         "grows": timeline.triggers > 1,
-        "columns": columns,
-        "trends": _window_count(report) > 1,
-        "used_up": plan.privacy.contributions if timeline.period is None else None,
-        "undrawn": len(plan.aggregates) > len(drawn),
         "keys_by": _keys_by(report) if drawn_window else [],
-        **(_table(report) if drawn_window else {}),
-        "truth": report.truth,
-        "truth_label": TRUTH_LABEL,
         "noise": noise(report.figures),
         "trigger_heads": [(head, "n") for head in heads],
         "trigger_rows": rows,
         "error_heads": [(f"{c['name']}: median error", "n") for c in report.figures["columns"]],
-        "settings": settings(report.job, report.plan),
     }
+
+
+def _span(report: Report) -> str:
+    """The time that the figures are about: of the windows that have releases, else of the job."""
+    timeline, windows = report.job.plan.timeline, report.findings.windows
+    if not len(windows):
+        return f"from {moment_text(timeline, timeline.start)}"
+    begin, _ = timeline.window_bounds(int(windows[0]))
+    _, end = timeline.window_bounds(int(windows[-1]))
+    end = min(end, timeline.horizon)
+    if timeline.calendar is not None:
+        return timeline.calendar.days(begin, end)
+    return f"{instant(begin)} to {instant(end)}"
+
+
+def _account_text(report: Report, publication: PublicationSection) -> str | None:
+    """What was spent on the data, what is left, and what the next period costs."""
+    account, figures = report.account, report.figures["guarantee"]
+    if account is None:
+        return None
+    unit, timeline = label_of(report.plan.unit.column, publication), report.plan.timeline
+    per = "" if account["per"] is None else f" in {account['per']}"
+    limit = account["limit"]
+    left = math.floor(1000 * max(0.0, 1 - account["used"])) / 10
+    text = (
+        "All publications about these data together may cost at most epsilon "
+        f"{exact(limit['epsilon'])} at delta {human_up(limit['delta'])} for one {unit}{per}. "
+        f"{share_text(account['used'])} of it is spent, by {count(account['charges'], 'charge')}; "
+        f"{left:g}% is left."
+    )
+    if timeline.period is None:
+        return f"{text} Further releases of this series cost nothing more."
+    period = length_name(report.plan, timeline.period)
+    return (
+        f"{text} The next {period} costs epsilon {human_up(figures['epsilon'])} and delta "
+        f"{human_up(figures['delta'])} for whoever has records in it."
+    )
 
 
 def promise(plan: Plan, figures: dict[str, Any]) -> dict[str, Any]:
@@ -291,12 +367,15 @@ def _window_count(report: Report) -> int:
     return int((report.findings.keys[report.findings.complete] > 0).sum())
 
 
-def _table(report: Report) -> dict[str, Any]:
-    plan = report.job.plan
-    columns = [Column(a.name, a.name, f"{a.name}_sd") for a in plan.aggregates]
-    findings = report.findings
+def _table(report: Report, publication: PublicationSection) -> dict[str, Any]:
+    plan, findings = report.job.plan, report.findings
+    columns = [
+        Column(a.name, label_of(a.name, publication), a.name, f"{a.name}_sd")
+        for a in plan.aggregates
+    ]
     unfinished = findings.windows[~findings.complete].tolist()
-    made = table(plan.key, findings.all_keys, plan.timeline, columns, "keys.csv", unfinished)
+    every, file = findings.all_keys, "keys.csv"
+    made = table(plan.key, every, plan.timeline, columns, file, unfinished, publication)
     return {"table": made, "data": embedded(made.data)}
 
 
@@ -336,7 +415,7 @@ def _column(report: Report, aggregate: Aggregate) -> dict[str, Any]:
     values, sds = report.findings.scatter[aggregate.name]
     drawn = (values != 0) & (sds > 0)
     return {
-        "name": aggregate.name,
+        "name": label_of(aggregate.name, publication_of(report.job)),
         "meaning": meaning(aggregate),
         "trends": [pair for pair in trends if pair[1] is not None],
         "growth": [pair for pair in growth if pair[1] is not None],
@@ -363,13 +442,15 @@ def _trend(
     timeline, numbers = report.job.plan.timeline, windows[drawn_windows].tolist()
     when = [drawn(timeline, timeline.window_bounds(number)[0]) for number in numbers]
     names = [window_name(timeline, number) for number in numbers]
-    words = f"Final {aggregate.name} of key {label} by window"
+    publication = publication_of(report.job)
+    words = f"Final {label_of(aggregate.name, publication)} of {label} by window"
     finite = np.flatnonzero(np.isfinite(values))
     if unbroken(values) and len(finite) < len(windows):
         since, _ = timeline.window_bounds(int(windows[finite[0]]))
         words += f", in every one since {moment_text(timeline, since)}"
     line = Series(when, values[drawn_windows], sds[drawn_windows])
-    return over_time(chart, line, names, aggregate, words, joined=False)
+    share = publication.uncertain_above
+    return over_time(chart, line, names, aggregate, words, joined=False, share=share)
 
 
 def _growth(
@@ -380,11 +461,11 @@ def _growth(
     base = timeline.base(report.findings.drawn_window[0].window)
     instants = [timeline.instant_of(base + int(t)) for t in rows["trigger"].to_pylist()]
     values, sds = floats(rows[aggregate.name]), floats(rows[f"{aggregate.name}_sd"])
-    words = f"Released {aggregate.name} of key {label} by trigger"
+    publication = publication_of(report.job)
+    words = f"Released {label_of(aggregate.name, publication)} of {label} by trigger"
     line = Series([drawn(timeline, each) for each in instants], values, sds)
-    return over_time(
-        chart, line, [moment_text(timeline, each) for each in instants], aggregate, words
-    )
+    names, share = [moment_text(timeline, each) for each in instants], publication.uncertain_above
+    return over_time(chart, line, names, aggregate, words, share=share)
 
 
 def over_time(
@@ -394,13 +475,16 @@ def over_time(
     aggregate: Aggregate,
     words: str,
     joined: bool = True,
+    share: float | None = None,
 ) -> Picture | None:
     """Return a picture whose points say their moment and value; ``None`` without any.
 
     Args:
         names: what each point is of.
+        share: of which values are left out; see `report.text.too_uncertain`.
     """
     finite: Bool = np.isfinite(line.values) & np.isfinite(line.sds)
+    finite &= ~too_uncertain(line.values, line.sds, share)
     if not finite.any():
         return None
     values, sds = np.where(finite, [line.values, line.sds], np.nan)

@@ -2,7 +2,8 @@
 (() => {
   // Everything that is shown goes in as text, never as HTML: keys are anybody's words.
   const WIDTH = 1.96;
-  const STEP = 100;
+  const FIRST = 12, STEP = 100;
+  const UNCERTAIN = "too uncertain";
   const EMPTY = "(empty text)";
   const FORMULA = /^'*[=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20]/;
   const root = document.documentElement;
@@ -33,6 +34,10 @@
     const value = column.values[row], sd = column.sds[row];
     return value === null || sd === null ? "–" : `${human(value)} ± ${human(WIDTH * sd)}`;
   };
+
+  // A value that is not above zero is too uncertain as well: no share of it bounds its noise.
+  const uncertain = (column, row, share) =>
+    share !== null && !(column.values[row] > 0 && column.sds[row] <= share * column.values[row]);
 
   // --- the table ---------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@
     if (!["newest", "all"].includes(state.window)) state.window = found < 0 ? "newest" : String(found);
     const space = document.querySelector("svg")?.namespaceURI; // the page names no address
     const drawn = space && several.size > 0 && data.starts.length > 2;
-    let shown = STEP;
+    let shown = FIRST;
 
     view.tHead.querySelector("th.over").hidden = !drawn;
     data.starts.forEach((name, place) => {
@@ -120,10 +125,11 @@
       while (first > 0 && data.key[first - 1] === data.key[last]) first -= 1;
       const values = data.columns[0].values;
       const [low, high] = every.slice(first, last + 1).reduce(
-        ([a, b], row) => [Math.min(a, values[row] ?? 0), Math.max(b, values[row] ?? 0)], [0, 1e-9]);
+        ([a, b], row) => uncertain(data.columns[0], row, data.share) ? [a, b]
+          : [Math.min(a, values[row] ?? 0), Math.max(b, values[row] ?? 0)], [0, 1e-9]);
       let path = "", before = NaN;
       for (let row = first; row <= last; row += 1) {
-        if (values[row] === null) continue;
+        if (values[row] === null || uncertain(data.columns[0], row, data.share)) continue;
         const x = (100 * data.window[row] / (data.starts.length - 1)).toFixed(1);
         const y = (22 - 20 * (values[row] - low) / (high - low)).toFixed(1);
         path += `${data.window[row] === before + 1 ? "L" : "M"}${x} ${y}h.01`;
@@ -158,13 +164,15 @@
         tr.append(cell);
       });
       data.columns.forEach((column, place) => {
-        const cell = make("td", withError(column, row), "n");
+        const text = withError(column, row), hidden = text !== "–" && uncertain(column, row, data.share);
+        const cell = make("td", hidden ? UNCERTAIN : text, hidden ? "n soft" : "n");
+        tr.append(cell);
+        if (hidden) return;
         const track = make("span", undefined, "track");
         const bar = make("span", undefined, "bar");
         bar.style.width = `${most[place] ? 100 * Math.abs(column.values[row] || 0) / most[place] : 0}%`;
         track.append(bar);
         cell.append(track);
-        tr.append(cell);
       });
       const when = make("td", data.starts[data.window[row]], "when");
       when.title = `${data.starts[data.window[row]]} to ${data.ends[data.window[row]]}`;
@@ -184,6 +192,7 @@
       count.textContent = rows.length === 0 ? "No row matches."
         : `${some.toLocaleString("en-US")} of ${rows.length.toLocaleString("en-US")} rows`;
       more.hidden = rows.length <= shown;
+      more.textContent = `Show ${Math.min(STEP, rows.length - shown).toLocaleString("en-US")} more`;
       back.hidden = state.key === null;
       if (state.key !== null) {
         back.textContent = `× Every window of ${label(data.keys[state.key])}`;
@@ -194,7 +203,8 @@
         else head.removeAttribute("aria-sort");
       }
       const window = data.starts[Number(state.window)] ?? state.window;
-      remember({ ...state, window, key: state.key === null ? null : names[state.key] });
+      const { experts: opened } = remembered();
+      remember({ ...state, window, key: state.key === null ? null : names[state.key], experts: opened });
     };
 
     const change = (what) => {
@@ -209,12 +219,15 @@
       const safe = (word) => text(FORMULA.test(word) ? `'${word}` : word);
       const number = (value) => (value === null ? "" : String(value));
       const heads = [...data.names, "window_start", "window_end"];
-      data.columns.forEach((column) => heads.push(column.title, `${column.title}_sd`));
+      const marked = data.share !== null;
+      data.columns.forEach(({ title }) =>
+        heads.push(title, `${title}_sd`, ...(marked ? [`${title}_too_uncertain`] : [])));
       const lines = chosen().map((row) => [
         ...data.keys[data.key[row]].map((word, i) => (data.texts[i] ? safe(word) : text(word))),
         data.from[data.window[row]],
         data.to[data.window[row]],
-        ...data.columns.flatMap((c) => [number(c.values[row]), number(c.sds[row])]),
+        ...data.columns.flatMap((c) => [number(c.values[row]), number(c.sds[row]),
+          ...(marked ? [String(uncertain(c, row, data.share))] : [])]),
       ].join(","));
       const blob = new Blob([[heads.map(safe).join(","), ...lines, ""].join("\n")], { type: "text/csv" });
       const link = make("a");
@@ -229,6 +242,8 @@
     search.addEventListener("input", () => change({ search: search.value, key: null }));
     windows.addEventListener("change", () => change({ window: windows.value, key: null }));
     more.addEventListener("click", () => { shown += STEP; draw(); });
+    // Paper has no button for more.
+    addEventListener("beforeprint", () => { shown = Math.max(shown, STEP); draw(); });
     back.addEventListener("click", () => change({ key: null }));
     document.getElementById("csv").addEventListener("click", csv);
     view.tHead.addEventListener("click", (event) => {
@@ -308,6 +323,14 @@
     };
     setTimeout(look, 1000);
   };
+
+  // --- what was open stays open when a served page comes again --------------------------------
+
+  const experts = document.getElementById("experts");
+  if (experts) {
+    experts.open = Boolean(remembered().experts);
+    experts.addEventListener("toggle", () => remember({ ...remembered(), experts: experts.open }));
+  }
 
   const data = document.getElementById("data");
   if (data) table(JSON.parse(data.textContent));

@@ -311,7 +311,7 @@ def test_without_truth_nothing_private_is_read(make_job: MakeJob, tmp_path: Path
     assert figures["truth"] is None and not figures["private"]
     assert TRUTH_LABEL not in text and "true records" not in text
     assert figures["releases"]["rows"] == sink_formats.read_releases(job.sink.path).num_rows
-    assert "The run is finished: all 4 releases are written." in page.text
+    assert "Complete: 1 day." in page.text
 
 
 def test_a_cut_or_unfinished_window_is_not_drawn_as_a_whole_one(make_job: MakeJob) -> None:
@@ -339,5 +339,5 @@ def test_a_job_with_one_release_a_window_draws_over_windows(
     assert "Growth of one window" not in text
     words = [line for line in page.of("figcaption") if "Distinct keys" in line]
     assert words and "2 windows" in words[0]  # the third one is cut
-    pictures = [line for line in text.splitlines() if "Final records of key a" in line]
+    pictures = [line for line in text.splitlines() if "Final records of a by window" in line]
     assert pictures and "2 values, the last 60" in pictures[0]

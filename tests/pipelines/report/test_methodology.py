@@ -24,9 +24,10 @@ PUBLICATION = PublicationSection(
     title="Rides by station and week", publisher="An office", licence="CC-BY-4.0",
     labels={"user": "rider", "records": "Rides", "total": "Minutes"}, withhold="sd > 30%",
 )  # fmt: skip
+PLAIN = PublicationSection(title="daily")
 
 
-def text_of(job: Job, publication: PublicationSection | None = None, sound: bool = True) -> str:
+def text_of(job: Job, publication: PublicationSection = PLAIN, sound: bool = True) -> str:
     budget = msgspec.structs.replace(allocate(job.plan), has_guarantee=sound)
     parts = methodology(job.plan, describe(job.plan, budget), publication)
     return "".join(f"{heading}\n" + "".join(f"  {text}\n" for text in texts)

@@ -19,12 +19,13 @@ import pytest
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.weights import SelectionWeights
-from dpstream.pipelines.jobs.job import Job, load_job
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.report.data import collect, gathered, inventory, value_schema
 from dpstream.pipelines.report.text import (
     FIRST_ROWS,
     KEY_TEXT,
+    TOO_UNCERTAIN,
     Column,
     instant,
     key_label,
@@ -34,7 +35,7 @@ from dpstream.pipelines.report.text import (
     settings,
     stamp,
     table,
-    title_of,
+    too_uncertain,
     visible,
     window_name,
     with_error,
@@ -53,7 +54,6 @@ from dpstream.pipelines.report.view import (
     scatter_of,
     unbroken,
 )
-from tests import accounts
 from tests.pipelines.sql.shop import with_text
 from tests.reports import edit, put, row
 
@@ -290,24 +290,25 @@ def test_sources_without_their_paths(name: str, rendered: str) -> None:
     assert public_source(name) == rendered
 
 
-def test_titles(make_job: Callable[..., Job]) -> None:
-    assert title_of(make_job()) == "csv files"
-    assert title_of(make_job(pattern="in/week.csv")) == "week.csv"
-    job = make_job()
-    account = 'account = { path = "a.db", limit = { epsilon = 9.0, delta = 1e-6 } }'
-    text = job.path.read_text()
-    assert "\n\n[table." in text
-    accounts.write(job.path, text.replace("\n\n[table.", f"\n{account}\n\n[table."))
-    assert title_of(load_job(job.path)).startswith("shop / ")
-
-
 MakeJob = Callable[..., Job]
-COLUMNS = [Column("records", "records", "records_sd"), Column("total", "total", "total_sd")]
+COLUMNS = [Column(name, name, name, f"{name}_sd") for name in ("records", "total")]
 
 
 def test_values_with_their_errors() -> None:
     assert with_error(None, 1.0) == with_error(1.0, None) == with_error(np.nan, 1.0) == "–"
     assert with_error(100.0, 10.0) == "100 ± 19.6"
+
+
+@pytest.mark.parametrize(
+    ("value", "sd", "hidden"),
+    [(10.0, 3.0, False), (10.0, 3.001, True), (0.0, 0.0, True), (-100.0, 1.0, True)],
+)
+def test_values_that_are_withheld(value: float, sd: float, hidden: bool) -> None:
+    """An sd of 30% of a value is shown, a larger one is not; nor is what is not above zero."""
+    assert too_uncertain(np.array([value]), np.array([sd]), 0.3).tolist() == [hidden]
+    assert too_uncertain(np.array([value]), np.array([sd]), None).tolist() == [False]
+    assert (with_error(value, sd, 0.3) == TOO_UNCERTAIN) == hidden
+    assert with_error(value, sd) != TOO_UNCERTAIN and with_error(None, sd, 0.3) == "–"
 
 
 def test_rows_of_a_run(make_job: MakeJob) -> None:
@@ -328,7 +329,7 @@ def test_rows_of_a_run(make_job: MakeJob) -> None:
     }  # fmt: skip
     assert key_table.first[0] == (["a"], "2024-01-03 UTC", ["20 ± 9.8", "–"])
     assert [key for key, _, _ in key_table.first] == [["a"], ["b"]]
-    assert key_table.caption == "All 2 keys with all their 3 values."
+    assert key_table.caption == "All 2 rows with all their 3 values."
 
 
 def test_texts_are_cut_and_rows_in_the_page_few(make_job: MakeJob) -> None:
@@ -361,5 +362,5 @@ def test_what_is_left_out_is_said(make_job: MakeJob) -> None:
 
     keys = gathered(parts(), parts(), ["key"], "records", value_schema(job.plan), 4)  # type: ignore[arg-type]
     words = rows_text(keys)
-    assert "The 4 busiest of 10 keys" in words and "4 of 10 values" in words
-    assert "at least" not in words and "at least 10 keys" in rows_text(keys._replace(exact=False))
+    assert "The 4 busiest of 10 rows" in words and "4 of 10 values" in words
+    assert "at least" not in words and "at least 10 rows" in rows_text(keys._replace(exact=False))
