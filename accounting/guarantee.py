@@ -106,7 +106,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
             "column": plan.unit.column,
             "period_micros": None if plan.timeline.calendar else plan.timeline.period,
             "covers": identity_of(plan).covers,
-            "text": _unit(plan),
+            "text": unit_text(plan),
             "periods_met": plan.timeline.periods_met,
             "contributions": plan.privacy.contributions,
             "for_ever": _for_ever(plan),
@@ -133,7 +133,8 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
     }
 
 
-def _unit(plan: Plan) -> str:
+def unit_text(plan: Plan) -> str:
+    """Return who is protected: which records of one unit count together."""
     unit = f"all records with one value of '{plan.unit.column}'"
     if plan.timeline.period is None:
         return f"{unit}, over the whole stream"
@@ -147,7 +148,7 @@ def _for_ever(plan: Plan) -> bool:
 def _guarantee_text(plan: Plan, budget: Budget) -> str:
     figures = guarantee_pair(budget.epsilon, budget.delta)
     pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
-    claim = f"{figures}-differential privacy{pure} of everything published, for {_unit(plan)}"
+    claim = f"{figures}-differential privacy{pure} of everything published, for {unit_text(plan)}"
     return claim if budget.has_guarantee else f"{NOT_SOUND} ({claim})"
 
 
@@ -240,21 +241,21 @@ def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
     """Guarantee for a person of k periods; ``plan.unit`` and ``budget.thresholds`` have the
     argument."""
     most = plan.timeline.periods or OPEN_PERIODS
-    rows = list[dict[str, float]]()
-    gaussian = _delta_gaussian(budget)
     powers = [1 << i for i in range(most.bit_length())]
-    for k in sorted({*powers, most}):
-        if budget.plain:
-            epsilon, delta = k * budget.epsilon * (1 + 1e-15), k * budget.delta * (1 + 1e-15)
-            plain = (budget.epsilon, budget.delta) if k == 1 else (epsilon, min(delta, 1.0))
-            rows.append({"periods": k, "mu": 0.0, "epsilon": plain[0], "delta": plain[1]})
-            continue
-        mu = several_mu(budget.mu, k, together(plan))
+    return [of_periods(plan, budget, k) for k in sorted({*powers, most})]
+
+
+def of_periods(plan: Plan, budget: Budget, k: int) -> dict[str, float]:
+    """Return ``mu``, ``epsilon`` and ``delta`` for a person of k ``periods``, rounded up."""
+    if k == 1:
+        pair, mu = (budget.epsilon, budget.delta), budget.mu
+    elif budget.plain:
+        pair, mu = (k * budget.epsilon * (1 + 1e-15), k * budget.delta * (1 + 1e-15)), 0.0
+    else:
+        mu, gaussian = several_mu(budget.mu, k, together(plan)), _delta_gaussian(budget)
         delta = (gaussian + k * plan.privacy.contributions * budget.b) * (1 + 1e-15)
-        epsilon = budget.epsilon if k == 1 else epsilon_of(mu, gaussian)
-        rows.append({"periods": k, "mu": mu, "epsilon": epsilon, "delta": min(delta, 1.0)})
-    rows[0]["delta"] = budget.delta
-    return rows
+        pair = epsilon_of(mu, gaussian), delta
+    return {"periods": k, "mu": mu, "epsilon": pair[0], "delta": min(pair[1], 1.0)}
 
 
 def _periods_rule(plan: Plan, budget: Budget) -> str:

@@ -455,12 +455,11 @@ class SealFactory:
         run, store, ring = self._run, self._run.open(), self._run.keys.ring()
         identity, retained = store.identity, store.retained_windows
         # What an earlier epoch released keeps its ids.
-        prefixes = {
-            epoch: ring.name(
-                (*run_name(msgspec.structs.replace(identity, epoch=epoch)), b"release")
-            )
+        identities = {
+            epoch: msgspec.structs.replace(identity, epoch=epoch)
             for epoch in (identity.epoch, *(e for e, _ in retained.epochs))
         }
+        prefixes = {e: ring.name((*run_name(of), b"release")) for e, of in identities.items()}
 
         def rows_of(window: int, trigger: int, step: pa.RecordBatch) -> pa.RecordBatch:
             metadata = step.schema.metadata or {}
@@ -474,9 +473,10 @@ class SealFactory:
         def sealed(
             window: int, trigger: int, steps: Iterable[pa.RecordBatch]
         ) -> Iterator[pa.RecordBatch]:
-            prefix = prefixes[retained.epoch_of(window, identity.epoch)]
+            epoch = retained.epoch_of(window, identity.epoch)
             rows = (rows_of(window, trigger, step) for step in steps)
-            parts = seal(run.plan, identity, ring.release, prefix, window, trigger, rows)
+            named = run.plan, identities[epoch], ring.release, prefixes[epoch]
+            parts = seal(*named, window, trigger, rows)
             with contextlib.suppress(OvertakenError):
                 yield from timed_each("seal", parts)
 

@@ -13,6 +13,7 @@ no rows, but that these are in the store, and the seal reads one shard after the
 many rows as a part has at a time, writes these runs to a temporary file, and merges them.
 """
 
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.budget.calibration import calibrated
+from dpstream.accounting.facts import FACTS, RunStamp, encoded, release_facts, run_facts
 from dpstream.accounting.limits import COMMIT_ROWS, MERGED_ROWS, RELEASE_ROWS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
@@ -138,9 +140,15 @@ def emitted(released: pa.RecordBatch, shard: int, shards: int) -> pa.RecordBatch
     return released.replace_schema_metadata(metadata)
 
 
-def _parts(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (how many parts there are, a part): the rows by key, ``RELEASE_ROWS`` in each part."""
-    schema, keys = shard_release_schema(plan), [(f.name, "ascending") for f in key_fields(plan)]
+def in_key_order(
+    plan: Plan, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (how many parts there are, a part): the rows by key, ``RELEASE_ROWS`` in each part.
+
+    Args:
+        schema: of the batches; it has the plan's key columns.
+    """
+    keys = [(f.name, "ascending") for f in key_fields(plan)]
 
     def order_of(rows: pa.RecordBatch) -> pa.Array:
         return pc.sort_indices(pa.Table.from_batches([rows]), sort_keys=keys)
@@ -191,6 +199,10 @@ def seal(
     """Yield one release in parts: the rows of all shards of a (window, trigger), sorted by key.
 
     Their number, length, order and bytes are functions of the plan and the released keys only.
+    The schema's metadata names the release, and holds its facts (`accounting.facts`).
+
+    Args:
+        identity: the run's, of the epoch that the window belongs to.
     """
     schema, instant = sealed_schema(plan), pa.timestamp("us", "UTC")
     begin, end = plan.timeline.window_bounds(window)
@@ -222,8 +234,10 @@ def seal(
             arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    release = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode()}
-    for number, (parts, rows) in enumerate(_parts(plan, shards)):
+    facts = encoded(release_facts(plan, facts_of(plan, identity), window, trigger))
+    release = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode(), FACTS.encode(): facts}
+    ordered = in_key_order(plan, shards, shard_release_schema(plan))
+    for number, (parts, rows) in enumerate(ordered):
         part = {PART: f"{number}/{parts}".encode()} if parts > 1 else {}
         yield sealed(rows).replace_schema_metadata(release | part)
 
@@ -233,6 +247,13 @@ def stamped_run_id(plan: Plan, identity: RunIdentity) -> str:
     stamp = "INSECURE-" if identity.insecure else ""
     sound = calibrated(plan, identity.calibration).budget.has_guarantee
     return ("" if sound else "UNSOUND-") + stamp + identity.run_id
+
+
+@functools.lru_cache(maxsize=16)
+def facts_of(plan: Plan, identity: RunIdentity) -> dict[str, Any]:
+    """Return the public facts of the releases of a run (`accounting.facts`)."""
+    stamp = RunStamp(identity.plan_hash, stamped_run_id(plan, identity), identity.epoch)
+    return run_facts(plan, calibrated(plan, identity.calibration).budget, stamp)
 
 
 def in_order(

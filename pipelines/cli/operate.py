@@ -156,6 +156,36 @@ def releases(job: Chosen, out: Path | None, kind: "ReleaseKind | None", as_json:
 
 
 @state.command(
+    epilog=examples("dpstream state final daily", "dpstream state final daily --out daily.csv")
+)
+@JOB
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The file to write: .parquet, .csv or .jsonl.  [default: final.KIND in the folder of the"
+    " releases, else JOB.final.parquet]",
+)
+@AS_JSON
+def final(job: Chosen, out: Path | None, as_json: bool) -> None:
+    """Write the final table: of each key and window the newest figure, its error and its quality.
+
+    It costs nothing. With files as its sink `dpstream run` writes it at the end of each run or
+    pass; for a stream without end and for other sinks this command does.
+    """
+    from dpstream.pipelines.operate.state_admin import final as write
+    from dpstream.pipelines.render.page import ending_of
+
+    if out is not None:
+        ending_of(out, RELEASE_KINDS)
+    checked = load_job(job)
+    folder, kind = checked.sink.folder, checked.sink.file_kind
+    default = f"{checked.name}.final.{kind}" if folder is None else folder / f"final.{kind}"
+    out = out or Path(default)
+    rows = write(checked, out)
+    print_figures(as_json, {"rows": rows, "out": str(out)}, f"{count(rows, 'row')} in {out}")
+
+
+@state.command(
     epilog=examples(
         "dpstream state expire daily",
         "dpstream state expire daily --releases-before 2024-02-01T00:00:00Z",

@@ -33,7 +33,7 @@ from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.dp_transforms.flow import SealFactory
-from dpstream.dp_transforms.release import in_groups, stamped_run_id
+from dpstream.dp_transforms.release import facts_of, in_groups, stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.pipelines.connectors.sink import (
     FORMAT,
@@ -56,8 +56,9 @@ COMPARED_WINDOWS = 1_000
 def manifest_of(run: Run, kind: SinkKind) -> RunManifest:
     """Return the manifest a run gives its sink."""
     identity = run.open().identity
-    run_id = stamped_run_id(run.plan, identity)
-    return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind)
+    facts = facts_of(run.plan, identity)
+    run_id = facts["run"]["run_id"]
+    return RunManifest(FORMAT, run_id, identity.epoch, identity.plan_hash, kind, facts)
 
 
 def refuse_lost_store(sink: Sink) -> None:

@@ -27,6 +27,9 @@ a reader that keeps one value per name sees it once:
   puts the run's id behind that name; sinks that cannot be read back put it before every seal and
   manifest.
 
+**The guarantee travels with the releases** (`accounting.facts`): a manifest holds the facts of its
+run, and rows and seals bear the shortest of them as headers or attributes, where a sink has some.
+
 The digest is BLAKE2b-128 over the values of the seal's rows in order of their names, each with a
 line feed.
 
@@ -41,7 +44,8 @@ there: the data set's ledger must do it, and a restored store is refused.
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -51,6 +55,7 @@ from typing_extensions import override
 
 from dpstream.accounting.arrays import Ids
 from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.facts import FACTS, labels
 from dpstream.dp_transforms.batches import TRIGGER, WINDOW, ids_of, part_of
 from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.formats.encodings import encode
@@ -71,6 +76,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         epoch: epoch of the run from which on this manifest holds.
         plan_hash: the public plan.
         kind: of the sink.
+        facts: what its releases promise, and to whom; files have them in a file of their own.
     """
 
     format: int
@@ -78,6 +84,7 @@ class RunManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     epoch: int
     plan_hash: str
     kind: SinkKind
+    facts: dict[str, Any] = {}
 
 
 class PublishedRelease(NamedTuple):
@@ -281,6 +288,7 @@ class ReleaseMessages(NamedTuple):
         ids: (n, 2) uint64 view of the release ids.
         keys, values: (n,) names and values of the rows, in the release's order.
         seal: what is written after them.
+        facts: of the release, as JSON; ``labels``: those that each row bears.
     """
 
     name: Name
@@ -289,6 +297,8 @@ class ReleaseMessages(NamedTuple):
     keys: list[str]
     values: list[bytes]
     seal: SealMessage
+    facts: bytes
+    labels: Mapping[str, str]
 
 
 def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
@@ -300,7 +310,9 @@ def messages_of(batch: pa.RecordBatch) -> ReleaseMessages:
     keys = [digits[i : i + ID_DIGITS] for i in range(0, len(digits), ID_DIGITS)]
     digest = digest_of(zip(keys, values, strict=True))
     seal = SealMessage("seal", window, trigger, len(values), digest, *part_of(batch))
-    return ReleaseMessages((window, trigger), batch, ids, keys, values, seal)
+    facts = batch.schema.metadata.get(FACTS.encode(), b"{}")
+    short = labels(msgspec.json.decode(facts))
+    return ReleaseMessages((window, trigger), batch, ids, keys, values, seal, facts, short)
 
 
 def digest_of(rows: Iterable[tuple[str, bytes]]) -> str:
@@ -331,6 +343,7 @@ class ControlMessage(NamedTuple):
         name: name of the message, which begins with the run id.
         value: text of the seal or the manifest, as bytes.
         release: (window, trigger) of the sealed release; ``None`` for a manifest.
+        labels: the shortest facts of what it is about.
     """
 
     kind: Literal["seal", "run"]
@@ -338,6 +351,7 @@ class ControlMessage(NamedTuple):
     name: str
     value: bytes
     release: Name | None = None
+    labels: Mapping[str, str] = MappingProxyType({})
 
 
 class WriteOnlySink(Sink):
@@ -372,9 +386,8 @@ class WriteOnlySink(Sink):
     def put_manifest(self, manifest: RunManifest) -> None:
         self._run_id = run_id = manifest.run_id
         name = f"{run_id}/{manifest_key(manifest.epoch)}"
-        self._put_control_messages(
-            [ControlMessage("run", run_id, name, msgspec.json.encode(manifest))]
-        )
+        value, short = msgspec.json.encode(manifest), labels(manifest.facts)
+        self._put_control_messages([ControlMessage("run", run_id, name, value, None, short)])
 
     @override
     def _write(self, batches: Sequence[pa.RecordBatch], only_compare: bool) -> list[Name]:
@@ -392,6 +405,7 @@ class WriteOnlySink(Sink):
                 f"{run_id}/{release.seal.key}",
                 msgspec.json.encode(release.seal),
                 release.name,
+                release.labels,
             )
             for release in releases
         ]

@@ -23,10 +23,11 @@ from dpstream.accounting.gaussian import epsilon_of
 from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.accounting.places import ReleaseKind
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.dp_transforms.release import stamped_run_id
+from dpstream.dp_transforms.release import facts_of, stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.connectors.files.sink import FileSink
+from dpstream.pipelines.connectors.final import final_in, final_of, write_final
 from dpstream.pipelines.connectors.input_files import refuse, refuse_changed
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
@@ -166,6 +167,24 @@ def publish(job: Job, progress: Progress | None = None) -> int:
         _refuse_behind(job, run, sink)
         check_sink(run, sink)
         return publish_committed(run, sink, progress, lambda: write_manifest(run, sink))
+
+
+@_closing_stores()
+def final(job: Job, out: Path) -> int:
+    """Write the final table of a job (`pipelines.connectors.final`); return its number of rows.
+
+    It is made from the sink's releases if they are files, else from the store's.
+
+    Raises:
+        UsageError: nothing was released, or another file is there.
+        PolicyError: the releases or the store are of another plan.
+        RunError: it cannot be read or written.
+    """
+    if job.sink.folder is not None:
+        return write_final(final_in(job, job.sink.folder), job, out, "--out")
+    store = open_job_store(job)
+    plan = begun(job.plan, store.identity.calibration)
+    return write_final(final_of(plan, store, facts_of(plan, store.identity)), job, out, "--out")
 
 
 def _refuse_behind(job: Job, run: Run, sink: Sink) -> None:

@@ -35,6 +35,7 @@ from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watc
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.files.types import check_types
+from dpstream.pipelines.connectors.final import FINAL, final_in, write_final
 from dpstream.pipelines.connectors.input_files import InputWatch
 from dpstream.pipelines.connectors.inputs import Backpressure, Input
 from dpstream.pipelines.connectors.query import with_cells, with_query
@@ -208,10 +209,24 @@ def run_job(
     for work in due(job, through):
         result = _run(job, work, runner, beam_args, progress, stop, detach, warn, accept, fresh)
     result = required(result, "there is something to do")
+    if not (detach or result.stopped):
+        _write_final(job, warn)
     deliver(result)
     if not (fresh and result.stopped):  # the same command continues a run that was stopped
         _forget_fresh(job)
     return result
+
+
+def _write_final(job: Job, warn: Warn) -> None:
+    """Write the final table beside releases in a folder; the cells of a workload have none."""
+    folder = job.sink.folder
+    if folder is None or job.cells is not None:
+        return
+    try:
+        write_final(final_in(job, folder), job, folder / f"{FINAL}.{job.sink.kind}")
+    except DpstreamError as error:  # all releases are there, which is what the run is for
+        fix = f"{error.fix}; then type `dpstream state final {job.name}`"
+        warn(f"The final table was not written: {error.field} {error.rule}. Fix: {fix}.")
 
 
 def _continues(job: Job, through: str | None) -> bool:

@@ -112,7 +112,7 @@ def step(stack: Stack, name: str, lib: Path) -> None:
 def visits(stack: Stack) -> int:
     """Records of all that was released."""
     folder = stack.volumes["releases"] / "out"
-    return read_releases(folder).num_rows if list(folder.rglob("*.parquet")) else 0
+    return read_releases(folder).num_rows if list(folder.rglob("window-*/*.parquet")) else 0
 
 
 #: Reads a key of several modes as several users, which a process of root's can become.

@@ -58,7 +58,10 @@ def released(folder: Path, hostile: bool, *flags: str) -> tuple[dict[str, bytes]
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    out = {str(p.relative_to(folder)): p.read_bytes() for p in (folder / "out").rglob("*.parquet")}
+    out = {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in (folder / "out").rglob("window-*/*.parquet")
+    }
     dead = [pq.read_table(p)["reason"] for p in folder.rglob("dead_letter/**/*.parquet")]
     return out, sum(reasons.to_pylist().count("malformed") for reasons in dead)
 

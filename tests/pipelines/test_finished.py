@@ -213,7 +213,7 @@ def flipped(path: Path, at: int) -> None:
 def test_a_damaged_release_is_noticed(place: Place, number: int) -> None:
     """Of every window and trigger, not of the last ones alone."""
     before = place.files()
-    paths = sorted((place.folder / "out").rglob("*.parquet"))
+    paths = sorted((place.folder / "out").rglob("window-*/*.parquet"))
     flipped(paths[number], len(paths[number].read_bytes()) // 2)
     run_job(place.job())
     assert place.files() == before
@@ -240,7 +240,7 @@ def test_a_sink_that_did_not_change_is_not_compared_again(
     monkeypatch.setattr(run_manifest, "publish_committed", counted)
     run_job(place.job())
     assert calls == [], "the run itself has noted what it published"
-    next((place.folder / "out").rglob("*.parquet")).unlink()
+    next((place.folder / "out").rglob("window-*/*.parquet")).unlink()
     run_job(place.job())
     run_job(place.job())
     assert calls == [1]
@@ -273,7 +273,7 @@ def test_a_note_is_taken_only_of_what_is_complete(
 ) -> None:
     run = begin(place.job())[0]
     sink = FileSink(place.folder / "out", "parquet")
-    next((place.folder / "out").rglob("*.parquet")).unlink()
+    next((place.folder / "out").rglob("window-*/*.parquet")).unlink()
     run.open().set_metadata("published", None)
     run_manifest.note_complete(run, sink)
     assert run.open().metadata("published") is None

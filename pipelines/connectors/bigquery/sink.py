@@ -29,10 +29,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
+from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError, UsageError
+from dpstream.accounting.facts import RunStamp, encoded, labels, run_facts
 from dpstream.accounting.limits import SINK_SECONDS
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import release_schema, with_plain_stamps
@@ -344,18 +347,33 @@ def open_sink(job: Job, run_id: str | None) -> BigQuerySink:
 
 
 def ddl(plan: Plan, table: str) -> str:
-    """Return the definition of both tables of a plan, as text of BigQuery's SQL."""
+    """Return the definition of both tables of a plan, as text of BigQuery's SQL.
 
-    def create(name: str, schema: pa.Schema, key: str) -> str:
+    The table of releases has the plan's facts as labels, as far as their alphabet goes, and as its
+    description; those of a run are in its manifest.
+    """
+    facts = run_facts(plan, allocate(plan), RunStamp(plan.hash, "", 0))
+    named = {"plan": plan.hash, **labels(facts)}
+    pairs = [f'("dpstream_{name}", "{_label(text)}")' for name, text in named.items()]
+    described = {name: facts[name] for name in ("guarantee", "lifetime", "unit", "values")}
+    description = f"description={msgspec.json.encode(encoded(described).decode()).decode()}"
+
+    def create(name: str, schema: pa.Schema, key: str, options: str = "") -> str:
         columns = [
             f"  `{f.name}` {bigquery_type(f.type).sql}{' NOT NULL' if f.name == key else ''},\n"
             for f in schema
         ]
         text = "".join(columns) + f"  PRIMARY KEY (`{key}`) NOT ENFORCED\n"
-        return f"CREATE TABLE IF NOT EXISTS `{name}` (\n{text}) CLUSTER BY `{key}`;\n"
+        return f"CREATE TABLE IF NOT EXISTS `{name}` (\n{text}) CLUSTER BY `{key}`{options};\n"
 
-    releases = create(table, release_schema(plan), "release_id")
+    options = f"\nOPTIONS ({description},\n  labels=[{', '.join(pairs)}])"
+    releases = create(table, release_schema(plan), "release_id", options)
     return releases + create(f"{table}_seals", SEAL_SCHEMA, "name")
+
+
+def _label(text: str) -> str:
+    """A text in the alphabet and length of labels."""
+    return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The sink of files: a folder with the releases and the manifest beside them.
 
-``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it; the set of published
+``run.json`` names the run, ``run-epoch-1.json`` a further epoch of it.  ``guarantee.json`` (and
+``guarantee-epoch-1.json``) is there before it, with the run's facts (`accounting.facts`), which
+Parquet releases also have in their metadata.  The set of published
 releases is the listing of the folder.  A file is made whole or not at all, so it is its own seal:
 ``window-000012/trigger-000005.parquet``, written once, never changed.  Names, order and bytes are
 functions of the releases alone.  A file that was damaged since is written again, by whoever comes
@@ -30,6 +32,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,7 +40,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from dpstream.accounting.errors import PolicyError, RunError
+from dpstream.accounting.errors import PolicyError, RunError, UsageError
+from dpstream.accounting.facts import FACTS, PROGRAM
 from dpstream.accounting.limits import SINK_FILES
 from dpstream.accounting.places import matching_in
 from dpstream.dp_transforms.batches import part_of
@@ -72,6 +76,8 @@ from dpstream.state.durable import (
     sync_folders,
 )
 
+#: Files beside the releases: the manifest, and the facts of its run.
+RUN, GUARANTEE = "run", "guarantee"
 #: How the library names itself and its version.
 _WRITER = re.compile(r"parquet-cpp-arrow version [0-9]+\.[0-9]+\.[0-9]+(-SNAPSHOT)?$")
 
@@ -102,12 +108,37 @@ def compare_file(existing: bytes, batch: pa.RecordBatch, kind: str, guard: bool 
         except Exception:
             return Verdict.DAMAGED
         if old_writer != writer and _WRITER.match(old_writer):
-            return Verdict.SAME if old.equals(new, check_metadata=True) else Verdict.OTHER
+            same = _without_facts(old).equals(_without_facts(new), check_metadata=True)
+            return Verdict.SAME if same else Verdict.OTHER
+        if _of_another_program(existing, old.schema.metadata or {}, batch):
+            return Verdict.SAME
         return Verdict.DAMAGED if old.equals(new) or _one_byte(existing, data) else Verdict.OTHER
     clear = kind == "csv" and not ambiguous(pa.Table.from_batches([batch]))
     if clear and existing == encode(batch, kind, not guard):
         return Verdict.SAME
     return _text(existing, batch, kind, guard)
+
+
+def _without_facts(rows: pa.Table) -> pa.Table:
+    metadata = dict(rows.schema.metadata or {})
+    metadata.pop(FACTS.encode(), None)
+    return rows.replace_schema_metadata(metadata)
+
+
+def _of_another_program(
+    existing: bytes, there: Mapping[bytes, bytes], batch: pa.RecordBatch
+) -> bool:
+    """Whether a file is the release with the facts that another version of this program states.
+
+    Its bytes are those of the release with these facts, so that a damaged file is none.
+    """
+    facts = there.get(FACTS.encode())
+    if facts is not None and f'"{PROGRAM}"'.encode() in facts:
+        return False
+    metadata = {**batch.schema.metadata, FACTS.encode(): facts}
+    if facts is None:
+        del metadata[FACTS.encode()]
+    return existing == encode(batch.replace_schema_metadata(metadata), "parquet")
 
 
 def _one_byte(old: bytes, new: bytes) -> bool:
@@ -172,9 +203,11 @@ class FileSink(ReadableSink):
 
     @override
     def put_manifest(self, manifest: RunManifest) -> None:
-        data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        run, guarantee = (manifest_path(self.folder, manifest.epoch, n) for n in (RUN, GUARANTEE))
+        named = msgspec.structs.replace(manifest, facts={})
         with file_errors("sink.path", "cannot be written"):
-            put_once(manifest_path(self.folder, manifest.epoch), data)
+            for path, content in ((guarantee, manifest.facts), (run, named)):
+                put_once(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
     @override
     def published(self) -> Iterator[PublishedRelease]:
@@ -348,9 +381,28 @@ def _hidden(release: Path) -> Path:
     return release.with_name(f".{release.name}")
 
 
-def manifest_path(folder: Path, epoch: int = 0) -> Path:
-    """Return the path of the manifest of an epoch."""
-    return folder / ("run.json" if epoch == 0 else f"run-epoch-{epoch}.json")
+def manifest_path(folder: Path, epoch: int = 0, name: str = RUN) -> Path:
+    """Return the path of the manifest of an epoch, or of its facts (``GUARANTEE``)."""
+    return folder / (f"{name}.json" if epoch == 0 else f"{name}-epoch-{epoch}.json")
+
+
+def facts_in(folder: Path) -> dict[str, Any]:
+    """Return the facts of the run whose releases are in a folder, of its last epoch.
+
+    Raises:
+        UsageError: nothing was released there.
+        RunError: a file cannot be read.
+    """
+    manifests = FileSink(folder, "parquet").manifests()
+    last = max((manifest.epoch for manifest in manifests if manifest is not None), default=0)
+    path = manifest_path(folder, last, GUARANTEE)
+    if not path.exists():
+        raise UsageError(
+            "sink.path", f"has no {path.name}: nothing was released", "run `dpstream run JOB` first"
+        )
+    with file_errors("sink.path", "cannot be read"):
+        facts: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    return facts
 
 
 def _read(path: Path) -> RunManifest | None:

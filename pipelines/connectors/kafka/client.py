@@ -290,6 +290,10 @@ _CHUNK = 10_000
 LOOK_SECONDS = 30.0
 
 
+#: Key, value and partition of a message, and its headers.
+Message = tuple[str, bytes, int] | tuple[str, bytes, int, Sequence[tuple[str, bytes]]]
+
+
 class TopicDescription(NamedTuple):
     """The description of a topic.
 
@@ -479,8 +483,8 @@ class KafkaTopic:
             },
         )
 
-    def send(self, messages: Sequence[tuple[str, bytes, int]]) -> None:
-        """Write (key, value, partition) and wait until the broker has acknowledged all.
+    def send(self, messages: Sequence[Message]) -> None:
+        """Write messages, and wait until the broker has acknowledged all.
 
         Raises:
             RunError: it has not, for ten minutes; some may be written.
@@ -504,8 +508,8 @@ class KafkaTopic:
                 untaken.append(error)
 
         try:
-            for key, value, partition in messages:
-                self._queue(key, value, partition, note_error)
+            for message in messages:
+                self._queue(message, note_error)
             # Each message ends by itself, by an acknowledgement or by its own deadline.
             while self._producer.flush(1.0):
                 pass
@@ -515,14 +519,16 @@ class KafkaTopic:
             self.close()  # a producer that gave up may refuse what comes after
             refuse(untaken[0], "did not take a release")
 
-    def _queue(self, key: str, value: bytes, partition: int, callback: Any) -> None:
+    def _queue(self, message: Message, callback: Any) -> None:
         """Hand a message to the client; where its queue is full, wait until some are through.
 
         One by one: the client's ``produce_batch`` takes no partition by message, and is slower.
         """
+        key, value, partition, *headers = message
+        own = {"on_delivery": callback, "headers": list(*headers)}
         while True:
             try:
-                self._producer.produce(self.topic, value, key, partition, callback)
+                self._producer.produce(self.topic, value, key, partition, **own)
                 return
             except BufferError:
                 self._producer.poll(0.1)

@@ -9,6 +9,9 @@ and seals would go after a while, with them every means to notice a lost, foreig
 ``compact,delete`` is allowed (a topic that lives for ever must let go of something); a restored
 store, which is compared with all that was ever published, needs ``compact`` alone.
 
+Rows bear the labels of `accounting.facts` as headers (``epsilon``, ``unit`` ..), seals and
+manifests all facts as the header ``dpstream``.
+
 **What is published** (`PublishedTopic`) is what partition 0 says: whose topic it is, and which
 releases are sealed; each release is checked against its seals.  Partition 0 is read once and then
 followed, message by message in the order of their offsets, so that a second run, or a fork of this
@@ -28,6 +31,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.facts import FACTS, encoded
 from dpstream.accounting.limits import MICROS_PER_SECOND
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.dp_transforms.batches import key_fields, release_schema
@@ -35,6 +39,7 @@ from dpstream.pipelines.connectors.kafka.client import (
     FIXED,
     LOOK_SECONDS,
     KafkaTopic,
+    Message,
     TopicDescription,
     check_options,
     patience,
@@ -291,7 +296,8 @@ class KafkaSink(ReadableSink):
     def put_manifest(self, manifest: RunManifest) -> None:
         self._refuse_taken(manifest)
         if manifest not in self._topic_state.manifests:
-            self._topic.send([(manifest_name(manifest), msgspec.json.encode(manifest), 0)])
+            value, facts = msgspec.json.encode(manifest), encoded(manifest.facts)
+            self._topic.send([(manifest_name(manifest), value, 0, [(FACTS, facts)])])
             self._refuse_taken(manifest)  # of two that came at once the broker knows the first
 
     @override
@@ -327,7 +333,8 @@ class KafkaSink(ReadableSink):
             partitions = self._count()
             self._topic.send([row for release in new for row in _rows(release, partitions)])
             # Only now, that every row is acknowledged.
-            self._topic.send([(r.seal.key, msgspec.json.encode(r.seal), 0) for r in new])
+            seals = [(r.seal.key, msgspec.json.encode(r.seal), 0, [(FACTS, r.facts)]) for r in new]
+            self._topic.send(seals)
             # A fork that wrote meanwhile has left its seals beside these.
             sealed = self._followed(self._patience()).seals
         return [release.name for release in releases if release.seal.key in sealed]
@@ -408,12 +415,14 @@ def open_sink(job: Job, run_id: str | None) -> KafkaSink:
     return KafkaSink(sink.servers or "", sink.topic or "", sink.options, job.plan.timeline)
 
 
-def _rows(release: ReleaseMessages, partitions: int) -> Iterator[tuple[str, bytes, int]]:
+def _rows(release: ReleaseMessages, partitions: int) -> Iterator[Message]:
     """Rows with their partitions: by release id, away from the seals' where there are several."""
     spread = np.zeros(len(release.keys), np.int64)
     if partitions > 1:
         spread = 1 + (release.ids[:, 0] % np.uint64(partitions - 1)).astype(np.int64)
-    return zip(release.keys, release.values, spread.tolist(), strict=True)
+    headers = [(name, text.encode()) for name, text in release.labels.items()]
+    same = itertools.repeat(headers, len(release.keys))
+    return zip(release.keys, release.values, spread.tolist(), same, strict=True)
 
 
 def _digest(value: bytes) -> bytes:

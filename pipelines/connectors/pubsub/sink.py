@@ -6,9 +6,9 @@ keep one message per name** (attribute ``release_id`` of a row, ``name`` of a se
 all of one name are the same bytes.
 
 Messages (value as in `pipelines.connectors.sink`) carry the attributes ``kind`` (``row``,
-``seal``, ``run``), ``run_id``, ``window`` and ``trigger``, and run and window as ordering key: a
-subscription that keeps the order delivers a seal after its rows.  The service takes about 1 MB/s of
-one ordering key.
+``seal``, ``run``), ``run_id``, ``window`` and ``trigger``, the labels of `accounting.facts`
+(``epsilon``, ``unit`` and others), and run and window as ordering key: a subscription that keeps
+the order delivers a seal after its rows.  The service takes about 1 MB/s of one ordering key.
 
 The client keeps connections, batches, retries and their back-off.  What it holds at once is bounded
 here: its own flow control would wait without an end while the service is away.
@@ -159,6 +159,7 @@ class PubsubSink(WriteOnlySink):
                     "kind": message.kind,
                     "name": message.name,
                     **_attributes(message.run_id, message.release),
+                    **message.labels,
                 },
             )
             for message in messages
@@ -176,7 +177,7 @@ def open_sink(job: Job, run_id: str | None) -> PubsubSink:
 
 def _rows(run_id: str, release: ReleaseMessages) -> list[Message]:
     order = _order(run_id, release.name)
-    common = {"kind": "row", **_attributes(run_id, release.name)}
+    common = {"kind": "row", **_attributes(run_id, release.name), **release.labels}
     return [
         Message(order, value, {"release_id": key, **common})
         for key, value in zip(release.keys, release.values, strict=True)

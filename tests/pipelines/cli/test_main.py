@@ -296,11 +296,11 @@ def test_run_end_to_end(make_job: MakeJob, tmp_path: Path) -> None:
     table = read_releases(job.sink.path)
     assert set(table.column("key").to_pylist()) == {"k0", "k1"}
     assert read_dead_letters(dead_letter_folder(job)).column("offset").to_pylist() == [600, 601]
-    before = {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")}
+    before = {p: p.read_bytes() for p in Path(job.sink.path).rglob("window-*/*.csv")}
     assert len(before) == job.plan.timeline.triggers
     again = call("run", "--project", job.path, "--json")
     assert printed(again.stdout)["resumed"]
-    assert {p: p.read_bytes() for p in Path(job.sink.path).rglob("*.csv")} == before
+    assert {p: p.read_bytes() for p in Path(job.sink.path).rglob("window-*/*.csv")} == before
 
 
 def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_run_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "in" / "a.csv").write_text("user,key,time,value\n")
     assert call("run", "--project", job.path, "--quiet", "--runner=Teleport").exit_code == 2
     assert call("run", "--project", job.path, "--quiet").exit_code == 0
-    first = min(Path(job.sink.path).rglob("*.parquet"))
+    first = min(Path(job.sink.path).rglob("window-*/*.parquet"))
     content = first.read_bytes()
     first.write_bytes(CANARY.encode())
     damaged = call("run", "--project", job.path, "--quiet")

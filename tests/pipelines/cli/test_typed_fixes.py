@@ -334,7 +334,9 @@ def test_a_sink_of_another_kind(hour: Hour) -> None:
 def test_a_release_that_the_sink_lost(hour: Hour) -> None:
     assert hour.run() == 0
     releases = hour.folder / "releases"
-    lost = min(path for path in releases.rglob("*.parquet") if not path.name.startswith("."))
+    lost = min(
+        path for path in releases.rglob("window-*/*.parquet") if not path.name.startswith(".")
+    )
     before = lost.read_bytes()
     lost.unlink()
     expire = ("state", "expire", "daily", "--releases-before", "2024-01-02T00:00:00Z")

@@ -179,7 +179,7 @@ def test_large_releases_are_read_in_parts(
     put(job, 1, rows)
     figures = report(job, tmp_path)[2]
     monkeypatch.setattr(sink_formats, "PART_ROWS", 64)
-    path = next(Path(job.sink.path).rglob("*.parquet"))
+    path = next(Path(job.sink.path).rglob("window-*/*.parquet"))
     parts = list(sink_formats.read_parts(path, pa.schema([("records", pa.float64())])))
     assert len(parts) == 16 and max(p.num_rows for p in parts) == 64
     assert parts[0].schema.names == ["records"]
@@ -278,7 +278,7 @@ def test_truth_of_a_real_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = edit(make_job(), ("start =", MORE))
     records = crowd(tmp_path / "in" / "a.csv")
     execute(job)
-    triggers = sorted(Path(job.sink.path).rglob("*.parquet"))
+    triggers = sorted(Path(job.sink.path).rglob("window-*/*.parquet"))
     assert len(triggers) == 4
     triggers[-1].unlink()  # the window has come to its third trigger
     page, text, figures = report(job, tmp_path, "--truth", tmp_path / "in" / "*.csv")

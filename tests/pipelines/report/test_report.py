@@ -277,7 +277,7 @@ def test_refusals(make_job: MakeJob, tmp_path: Path) -> None:
     inside = Path(job.sink.path) / "page.html"
     assert refused(job, "--out", inside, "--truth", tmp_path / "in" / "a.csv") == (3, "--out")
     assert not out.exists() and not inside.exists()
-    first = next(Path(job.sink.path).rglob("*.parquet"))
+    first = next(Path(job.sink.path).rglob("window-*/*.parquet"))
     content = first.read_bytes()
     first.write_bytes(content[:-9])
     assert refused(job, "--out", out) == (2, "release window-000000/trigger-000001.parquet")

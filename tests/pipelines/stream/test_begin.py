@@ -122,7 +122,7 @@ def test_cut_off_anywhere_it_is_charged_once(
     assert identity is None or run_id == identity.run_id
     assert begun(place) == run_id
     assert [c.run_id for c in place.entries()] == [run_id]
-    assert list(place.files()) == ["run.json"]
+    assert sorted(place.files()) == ["guarantee.json", "run.json"]
 
 
 def test_every_point_was_reached_and_the_order_is_kept(place: Place) -> None:
@@ -149,6 +149,7 @@ def test_every_point_was_reached_and_the_order_is_kept(place: Place) -> None:
     assert seen == [
         "check", "begin_run", "create_store", "check_sink", "charge_within", "check", "_announce",
         "_remember", "swap_metadata", "swap_metadata", "write_manifest", "put_once",
+        "put_once",
     ]  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def test_many_begin_at_once(place: Place) -> None:
         child.join(120)
         assert child.exitcode == 0
     assert len(ids) == 1 and {c.run_id for c in place.entries()} == ids
-    assert len(place.entries()) == 1 and list(place.files()) == ["run.json"]
+    assert len(place.entries()) == 1 and sorted(place.files()) == ["guarantee.json", "run.json"]
     assert begun(place) in ids
 
 
@@ -203,7 +204,8 @@ def test_the_manifest_is_a_function_of_plan_and_run(done: Place) -> None:
     assert set(table["run_id"].to_pylist()) == {manifest.run_id}
     # Begun again, elsewhere, or exported: the same bytes.
     begun(done, sink="other")
-    assert done.files("other") == {"run.json": text}
+    guarantee = (done.folder / "out" / "guarantee.json").read_bytes()
+    assert done.files("other") == {"run.json": text, "guarantee.json": guarantee}
 
 
 def test_a_sink_from_before_there_were_manifests_is_named(done: Place) -> None:
@@ -265,7 +267,8 @@ def test_a_further_epoch_is_charged_and_named(place: Place, refused: Refused) ->
     in_epoch(place, 1)
     assert begun(place) == run_id == begun(place)
     assert [(c.run_id, c.epoch) for c in place.entries()] == [(run_id, 0), (run_id, 1)]
-    assert sorted(place.files()) == ["run-epoch-1.json", "run.json"]
+    names = {"run.json", "guarantee.json", "run-epoch-1.json", "guarantee-epoch-1.json"}
+    assert set(place.files()) == names
     in_epoch(place, 0)
     refused(begun, place)
 
@@ -324,4 +327,4 @@ def test_a_ledger_that_is_gone_at_the_end_ends_no_run(place: Place) -> None:
             real(ledger, store)
 
     with mock.patch.object(tokens, "leave", leave):
-        assert len(place.run()) == 9
+        assert len(place.run()) == 11

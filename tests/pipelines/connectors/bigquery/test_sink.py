@@ -5,6 +5,7 @@ Rows of BigQuery's tables: types, bytes, parts of a request, and tables that do 
 
 import functools
 import pickle
+import re
 import secrets
 import sys
 import time
@@ -40,7 +41,7 @@ from dpstream.pipelines.connectors.bigquery.sink import (
     rows_of,
 )
 from dpstream.pipelines.connectors.registry import sink_of
-from dpstream.pipelines.connectors.sink import digest_of, messages_of
+from dpstream.pipelines.connectors.sink import RunManifest, digest_of, messages_of
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
@@ -171,6 +172,25 @@ def test_the_table_holds_what_the_files_hold(
     assert [s.split("/")[5] for s in streams] == ["visits", "visits_seals"]
     for stream, where, *_ in server.requests:
         assert where == [f"write_stream={stream}"]
+
+
+def test_the_manifest_and_the_definition_have_the_facts(
+    server: WriteServer, sink: BigQuerySink, made: tuple[Published, Job, pa.Table]
+) -> None:
+    """All of them in the manifest; as labels what their alphabet can write."""
+    folder = Path(made[1].sink.path)
+    facts = msgspec.json.decode((folder / "guarantee.json").read_bytes())
+    manifest = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunManifest)
+    sink.put_manifest(msgspec.structs.replace(manifest, facts=facts))
+    [row] = server.tables["visits_seals"].values()
+    assert msgspec.json.decode(row["value"])["facts"] == facts
+    assert (facts["guarantee"]["epsilon"], facts["contributions"]) == (20.0, 9)
+    text = ddl(made[1].plan, TABLE)
+    pairs = dict(re.findall(r'\("dpstream_([a-z_]+)", "([a-z0-9_-]*)"\)', text))
+    assert pairs == {
+        "plan": made[1].plan.hash, "epsilon": "20_0", "delta": "0_01", "covers": "lifetime",
+        "unit": "user", "contributions": "9",
+    }  # fmt: skip
 
 
 def test_repetition_changes_nothing_and_sends_the_same(

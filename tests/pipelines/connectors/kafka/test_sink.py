@@ -4,10 +4,11 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from unittest import mock
 
+import confluent_kafka
 import msgspec
 import pyarrow as pa
 import pytest
@@ -84,6 +85,35 @@ def test_the_topic_holds_what_the_files_hold(
     assert manifest["kind"] == "kafka" and run_name(job) == f"run-{manifest['run_id']}"
     # A compacted topic keeps nothing but these names.
     assert sum(is_row(key) for key in by_key) == made[1].num_rows == len(by_key) - RUNS - 1
+
+
+def test_messages_bear_the_facts(broker: Broker, fresh: Published) -> None:
+    """Rows the shortest of them, the manifest those of its run, a seal those of its release."""
+    job = fresh.run(table(broker, topic_of(broker)))
+    settings = {
+        "bootstrap.servers": broker.servers,
+        "group.id": "facts",
+        "enable.partition.eof": True,
+    }
+    consumer, headers, ends = confluent_kafka.Consumer(settings), {}, 0
+    with closing(consumer):
+        places = [confluent_kafka.TopicPartition(job.sink.topic, n, 0) for n in range(3)]
+        consumer.assign(places)
+        while ends < 3:
+            for message in consumer.consume(100, 1.0):
+                ends += message.error() is not None
+                if message.error() is None:
+                    headers[message.key().decode()] = dict(message.headers() or [])
+    rows = [given for name, given in headers.items() if is_row(name)]
+    assert len(rows) > 10 and all(given == rows[0] for given in rows)
+    assert rows[0] == {
+        "epsilon": b"20.0", "delta": b"0.01", "covers": b"lifetime", "unit": b"user",
+        "contributions": b"9", "stamps": b"INSECURE",
+    }  # fmt: skip
+    seal = msgspec.json.decode(headers["seal-000001-000003"]["dpstream"])
+    assert (seal.pop("window")["number"], seal.pop("trigger")["number"]) == (1, 3)
+    assert seal == msgspec.json.decode(headers[run_name(job)]["dpstream"])
+    assert seal["guarantee"]["epsilon"] == 20.0 and seal["contributions"] == 9
 
 
 def test_parts_are_read_as_one_release(

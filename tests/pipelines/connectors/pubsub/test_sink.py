@@ -88,6 +88,8 @@ class Received(NamedTuple):
     trigger: str
     value: bytes
     run_id: str
+    epsilon: str
+    contributions: str
 
 
 def sink_table(topic: str) -> str:
@@ -109,7 +111,8 @@ def received(subscription: str) -> list[Received]:
                 messages.append(
                     Received(
                         given["kind"], name, given.get("window", ""), given.get("trigger", ""),
-                        one.message.data, given["run_id"],
+                        one.message.data, given["run_id"], given.get("epsilon", ""),
+                        given.get("contributions", ""),
                     )
                 )  # fmt: skip
             if answer.received_messages:
@@ -149,6 +152,11 @@ def test_the_subscription_gets_what_the_files_hold(
     assert as_documented(messages, job).equals(made[1]) and made[1].num_rows > 10
     assert [m.name for m in messages if m.kind == "run"] == [f"{RUN}/run"]
     assert sum(m.kind == "seal" for m in messages) == RUNS
+    # Each says what it promises, the manifest in full.
+    assert {(m.epsilon, m.contributions) for m in messages} == {("20.0", "9")}
+    [run] = [m for m in messages if m.kind == "run"]
+    guarantee = Path(made[0].place.folder / "files" / "guarantee.json").read_bytes()
+    assert msgspec.json.decode(run.value)["facts"] == msgspec.json.decode(guarantee)
     # In a window, each seal comes after the rows of its release.
     for window in ("0", "1"):
         mine = [m for m in messages if m.window == window]
