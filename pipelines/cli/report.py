@@ -30,6 +30,7 @@ from dpstream.pipelines.render.layout import count
         "dpstream report daily --out week.html",
         "dpstream report daily --serve",
         "dpstream report daily --truth 'public/*.parquet'",
+        "dpstream report daily --publish public",
     ),
 )
 @JOB
@@ -51,6 +52,12 @@ from dpstream.pipelines.render.layout import count
     type=click.Path(path_type=Path),
     help="Raw records with the job's schema (file or glob), to show true errors. Public data only.",
 )
+@click.option(
+    "--publish",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write the page with its final table, methodology, metadata and registry entry to FOLDER.",
+)
 @AS_JSON
 def report(
     job: Chosen,
@@ -58,13 +65,20 @@ def report(
     serve: bool,
     port: int | None,
     truth: Path | None,
+    publish: Path | None,
     as_json: bool,
 ) -> None:
     """Write one HTML page about a run, finished or not, from its plan and its releases."""
     files = {"--out": out is not None, "--truth": truth is not None, "--json": as_json}
-    rule, fix = "does not go with --serve", "leave one of them out"
+    fix = "leave one of them out"
     refuse_first(
-        *((serve and given, UsageError(name, rule, fix)) for name, given in files.items()),
+        *(
+            (other and given, UsageError(name, f"does not go with {flag}", fix))
+            for flag, other in (("--serve", serve), ("--publish", publish is not None))
+            for name, given in files.items()
+            if (flag, name) != ("--publish", "--json")
+        ),
+        (serve and publish is not None, UsageError("--serve", "does not go with --publish", fix)),
         (
             port is not None and not serve,
             UsageError("--port", "is of --serve", "add --serve, or leave it out"),
@@ -72,6 +86,8 @@ def report(
     )
     if serve:
         _serve(job, port or 0)
+    elif publish is not None:
+        _publish(job, publish, as_json)
     else:
         _write(job, out, truth, as_json)
 
@@ -100,6 +116,26 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
         click.echo(f"{stamp}: do not publish.")
     if truth is not None:
         click.echo(f"True errors are {TRUTH_LABEL}.")
+
+
+def _publish(job: Chosen, folder: Path, as_json: bool) -> None:
+    from dpstream.pipelines.report.publication import DEPLOYMENT, publish
+    from dpstream.pipelines.report.report import build
+    from dpstream.pipelines.report.view import render
+
+    page = build(load_job(job))
+    files, lacking = publish(page, render(page), folder)
+    if as_json:
+        print_json({"folder": str(folder), "files": files, "lacking": lacking})
+        return
+    click.echo(f"Published in {folder}: {', '.join(files)}.")
+    for stamp in page.stamps:
+        click.echo(f"{stamp}: do not publish; {DEPLOYMENT} was not written.")
+    if lacking:
+        click.echo(
+            f"{DEPLOYMENT} was not written: add {', '.join(lacking)} to "
+            f"[job.{page.job.name}.publication] in {page.job.path.name}."
+        )
 
 
 def _serve(job: Chosen, port: int) -> None:
