@@ -90,6 +90,7 @@ def plan(
         summary_text,
     )
     from dpstream.pipelines.render.layout import each, labelled, page
+    from dpstream.pipelines.stream.completeness import came_late
 
     loaded = load_job(job._replace(tries=tries))
     # With --try the plan is not that of the store's run.  With --fresh it is, if an earlier --fresh
@@ -104,7 +105,7 @@ def plan(
     figures = describe(planned, budget, tuned)
     declared = (loaded.reading.time, loaded.plan.timeline.calendar)
     zones = {each.zone for each in declared if each is not None and each.zone is not None}
-    warnings = warnings_of(covered) + [_ZONES] * (len(zones) > 1)
+    warnings = [*warnings_of(covered), *[_ZONES] * (len(zones) > 1), *came_late(loaded)]
     figures["warnings"] += warnings
     figures |= {"plan_hash": checked.hash, "run_id": begun.run_id if begun else None}
     figures |= {"state": state_figures} if state_figures else {}

@@ -97,6 +97,7 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
     from dpstream.pipelines.render.page import ending_of
     from dpstream.pipelines.report.report import TRUTH_LABEL, as_dict, build, write
     from dpstream.pipelines.report.view import render
+    from dpstream.pipelines.stream.completeness import came_late
 
     if out is not None:
         ending_of(out, ("html", "htm"))
@@ -108,7 +109,7 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
         return
     number = len(page.inventory.releases) if page.expected is None else page.expected
     before = "" if page.expected is None else f"{len(page.inventory.releases):,} of "
-    print_warnings(damage_text(page.job, page.damaged))
+    print_warnings([*damage_text(page.job, page.damaged), *came_late(page.job)])
     click.echo(f"Report in {out}: {before}{count(number, 'release')}.")
     if not page.findings.all_keys.distinct:
         click.echo("No key was released: the page says why that may be.")

@@ -28,6 +28,7 @@ from dpstream.pipelines.render.layout import count
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
+    from dpstream.pipelines.stream.completeness import Terms
     from dpstream.pipelines.stream.run import Result
     from dpstream.pipelines.stream.summary import Released
 
@@ -65,6 +66,16 @@ _COUNTED = {
     metavar="INSTANT",
     help="For files that grow: release all that is due by this instant (a date, an RFC "
     "3339 time, now, end); the next run also reads files that are added later.",
+)
+@click.option(
+    "--wait",
+    metavar="LENGTH",
+    help="Wait so long, such as 2h, for files that the table expects, before the run is refused.",
+)
+@click.option(
+    "--incomplete",
+    is_flag=True,
+    help="Release without expected files that are missing; releases and reports say so.",
 )
 @click.option(
     "--fresh",
@@ -107,6 +118,8 @@ def run(
     runner: str,
     gcp_project: str | None,
     through: str | None,
+    wait: str | None,
+    incomplete: bool,
     fresh: bool,
     fail_if_empty: bool,
     quiet: bool,
@@ -123,10 +136,13 @@ def run(
     """
     from dpstream.pipelines.operate.metrics import serving
     from dpstream.pipelines.operate.operator_report import Reporter
+    from dpstream.pipelines.project.text import duration_micros
+    from dpstream.pipelines.stream.completeness import Terms
 
     project = [] if gcp_project is None else [f"--project={gcp_project}"]
     beam_args = [*beam_flags(ctx, runner), *project]
     checked = load_job(job)
+    terms = Terms(None if wait is None else duration_micros("--wait", wait), incomplete)
     reporter = Reporter(checked, operator_report)
     print_account(checked.ledger, checked.path, job.environment)
     with reporter.of_failure():
@@ -144,6 +160,7 @@ def run(
                 fail_if_empty,
                 fresh,
                 reporter.write,
+                terms,
             )
     if not as_json and operator_report is not None:
         click.echo(f"Operator's report in {operator_report}, not to be published")
@@ -161,11 +178,13 @@ def run_checked(
     fail_if_empty: bool = False,
     fresh: bool = False,
     report: Callable[["Result"], None] = lambda _: None,
+    terms: "Terms | None" = None,
 ) -> None:
     """Run a loaded job as `run` does, and print the result.
 
     Args:
         report: writes the operator's report.
+        terms: what to do where expected files are missing.
 
     Raises:
         RunError: with ``fail_if_empty``, if nothing was released.
@@ -175,12 +194,16 @@ def run_checked(
     from dpstream.pipelines.jobs.committed import store_identity
     from dpstream.pipelines.operate.account_view import account_warnings
     from dpstream.pipelines.runners.table import lives_on
+    from dpstream.pipelines.stream.completeness import STRICT, came_late, unchecked
     from dpstream.pipelines.stream.run import run_job
 
     privacy = checked.plan.privacy
     warnings = [*weaknesses(privacy.epsilon, privacy.delta), *account_warnings(checked)]
     if fresh or store_identity(checked) is None:  # what goes on is charged already
         print_warnings(warnings)
+    of_files = [*came_late(checked), *(() if through is None else unchecked(checked))]
+    print_warnings(of_files)
+    warnings += of_files
 
     def deliver(result: "Result") -> None:
         bar.stop()
@@ -208,6 +231,7 @@ def run_checked(
             through=through,
             fresh=fresh,
             deliver=deliver,
+            terms=terms or STRICT,
         )
 
 
@@ -253,6 +277,8 @@ def _print_result(checked: "Job", result: "Result") -> None:
         read = "" if result.read_at is None else f" again after {result.read_at}"
         again = _AGAIN if checked.state.path and checked.sink.folder else ""
         click.echo(f"Answered from the store: the input was not read{read}{again}.")
+    if result.missing:
+        click.echo(f"Incomplete: released without {', '.join(result.missing)}.")
     if result.summary is not None:
         click.echo(released_text(result.summary.released))
     click.echo(f"Releases in {sink_of(checked).description}")

@@ -19,6 +19,7 @@ from dpstream.accounting.strength import MOST_DELTA
 from dpstream.pipelines.drafting.columns import DataFile, is_file
 from dpstream.pipelines.drafting.windows import WORDS, Windows
 from dpstream.pipelines.jobs.job import Job, job_in
+from dpstream.pipelines.project.expected import proposed
 from dpstream.pipelines.project.project import decode_project
 from dpstream.pipelines.project.sections import CsvSection, Section, TimeColumn
 from dpstream.pipelines.tables.catalog import MAX_COLUMNS, UNIT_TYPES, usable_names
@@ -201,7 +202,10 @@ secret = {_quoted("file:" + new.secret)}  # all noise comes from it: mode 0600, 
 def _table(answers: Answers, target: Target) -> str:
     """Where the records are."""
     path = source_path(answers.file.given, target.path.parent)
-    kind = "" if file_kind(path) else f"format = {_quoted(answers.file.kind)}\n"
+    expect, kind = expected_names(answers, target.path.parent), ""
+    if expect is not None:
+        kind = f"expect = {_quoted(expect)}  # a run is refused while one is missing\n"
+    kind += "" if file_kind(path) else f"format = {_quoted(answers.file.kind)}\n"
     if answers.file.csv != CsvSection():
         kind += f"csv = {_written(answers.file.csv)}  # how the files are written\n"
     return f"""\
@@ -210,6 +214,12 @@ data_set = "{target.data_set}"
 path = {_quoted(path)}  # a file or a pattern, from this file's folder
 {kind}unit_column = {_quoted(answers.unit.column)}  # whose record it is
 time_column = {_time(answers)}  # without a zone: {answers.time.zone or "UTC"}{_typed(answers)}"""
+
+
+def expected_names(answers: Answers, folder: Path) -> str | None:
+    """Return the rule for the names of complete data, if the pattern's first file shows a time."""
+    first = os.path.relpath(answers.file.first.absolute(), folder)
+    return proposed(source_path(answers.file.given, folder), first)
 
 
 def _typed(answers: Answers) -> str:
@@ -244,6 +254,7 @@ def _job(answers: Answers, target: Target) -> str:
     guarantee = f"epsilon = {answers.epsilon!r}, delta = {answers.delta!r}"
     covered = _COVERED[answers.period is None]
     zone = windows.calendar
+    late = _lateness(answers, target)
     calendar = "" if zone is None else f"\ncalendar = {_quoted(zone)}  # whose days count"
     return f"""\
 [job.{name}]
@@ -253,7 +264,7 @@ key = [{", ".join(map(_column, answers.key))}]  # what is grouped by; keys need 
 start = {_quoted(windows.start)}  # records before it, or from the end on, do not count
 end = {_quoted(windows.end)}{calendar}
 window = {_quoted(windows.length)}  # what is counted together
-release_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}
+release_every = {_quoted(answers.every or windows.length)}  # {_growing(answers)}{late}
 # The guarantee for one unit {covered}.
 budget = {{ {guarantee}, covers = {_covers(answers)} }}  # delta far below 1 / number of units
 # C: so many records of a unit count; `dpstream choose` finds a better one at a charge.
@@ -299,6 +310,18 @@ def _growing(answers: Answers) -> str:
     part = _PARTS.get(answers.windows.length)
     more = f"; '{part}' also shows it grow, with more noise" if part else ""
     return f"one release a window, at its end{more}"
+
+
+def _lateness(answers: Answers, target: Target) -> str:
+    """The line that lets files come later, where no rule over their names shows that one is
+    missing.
+    """
+    file = answers.file
+    if file.first == Path(file.given) or expected_names(answers, target.path.parent) is not None:
+        return ""
+    length = _quoted(answers.every or answers.windows.length)
+    advice = "files may come so late, for one more release; '0s', with less noise, if none does"
+    return f"\nallowed_lateness = {length}  # {advice}"
 
 
 def limit_of(epsilon: float, delta: float) -> tuple[float, float]:

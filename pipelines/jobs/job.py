@@ -27,6 +27,7 @@ from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.jobs.committed import check_tuning
 from dpstream.pipelines.jobs.time_axis import remembered, timeline_of
 from dpstream.pipelines.project.dialect import NUMBERS, PLAIN, Reading, reading_of
+from dpstream.pipelines.project.expected import Expectation
 from dpstream.pipelines.project.job_section import (
     SERVICE_SINKS,
     JobSection,
@@ -120,6 +121,18 @@ class Job(msgspec.Struct, frozen=True):
     cells: "JobCells | None" = None
     batch_rows: int = limits.BATCH_ROWS
     test_run_id: str | None = None
+
+    @property
+    def expectation(self) -> Expectation | None:
+        """The names of files that complete data has, by days of the job's calendar, else of the
+        zone of its times.
+
+        Raises:
+            UsageError: ``expect`` is no rule.
+        """
+        text, column = self.source.expect, self.reading.time
+        zone = self.plan.timeline.zone or (column and column.zone) or "UTC"
+        return None if text is None else Expectation.of(text, zone)
 
     @property
     def key(self) -> tuple[Field, ...]:
@@ -255,7 +268,7 @@ def _checked(
     sink, dead_letter = section.sink, section.dead_letter or f"dead_letter/{name}"
     if sink.path:
         sink = replace(sink, path=str(below(folder, sink.path, "sink.path")))
-    return Job(
+    job = Job(
         path=path,
         name=name,
         section=section,
@@ -270,6 +283,8 @@ def _checked(
         reading=reading,
         test_run_id=TEST_RUN_IDS.get(path),
     )
+    _ = job.expectation  # refused here if it is no rule
+    return job
 
 
 def _as_begun(plan: Plan, calendar: Calendar, store: str) -> Plan:

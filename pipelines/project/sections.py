@@ -184,6 +184,8 @@ class TableSection(Section, frozen=True):
         public: whether the table's rows may be published as they are; it has no unit then.
         path: a file or a pattern of Parquet, Arrow, ORC, CSV, JSON Lines or arrays of JSON (by its
             ending; text may be compressed).
+        expect: names of the files that complete data has: a pattern with ``{hour}``, ``{day}`` or
+            ``{month}``, such as ``raw/date={day}/*.csv.gz``.
         folder: a growing folder, or URL prefix, of files.
         format: of the files of a folder or the messages of a topic, or of a path whose ending
             does not show it.
@@ -210,6 +212,7 @@ class TableSection(Section, frozen=True):
     data_set: str | None = None
     public: bool = False
     path: Place | None = None
+    expect: Place | None = None
     folder: Place | None = None
     format: FileKind | None = None
     topic: Place | None = None

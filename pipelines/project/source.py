@@ -97,6 +97,7 @@ class Source(Section, frozen=True):
             closed a row may be stamped (stamp of a column), or how far a broker may be behind its
             own clock: it delays releases and has no other effect.
         query: the query that rows go through first.
+        expect: names of the files that complete data has (`pipelines.project.expected`).
     """
 
     kind: SourceKind
@@ -109,6 +110,7 @@ class Source(Section, frozen=True):
     options: dict[str, str] = msgspec.field(default_factory=dict)
     settle: str = "2s"
     query: Query | None = None
+    expect: str | None = None
 
     @property
     def unbounded(self) -> bool:
@@ -243,6 +245,7 @@ def source_of(project: Project, table_name: str, query: str | None = None) -> So
         options=table.options,
         settle=table.settle,
         query=None if query is None else query_of(project, table_name, query),
+        expect=table.expect,
     )
 
 
@@ -301,8 +304,8 @@ def check_source(source: Source) -> None:
         "table",
         source,
         _PLACES.get(kind, ("path",)),
-        ("format", "settle") if source.unbounded else (),
-        ("path", "format", "topic", "servers", "subscription", "options"),
+        ("format", "settle") if source.unbounded else ("expect",),
+        ("path", "expect", "format", "topic", "servers", "subscription", "options"),
     )
     formats = {"folder": ("parquet", "csv", "jsonl")}.get(kind, ("json",))
     if source.unbounded and source.format not in (*formats, *(() if kind == "folder" else (None,))):

@@ -27,13 +27,10 @@ the store.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
-
-import msgspec
 
 from dpstream.accounting.errors import (
     NEW_RUN,
@@ -62,83 +59,23 @@ from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.run_manifest import all_committed
 from dpstream.pipelines.jobs.job import Job
+from dpstream.pipelines.jobs.pass_note import (
+    NOTE,
+    JoinedFile,
+    Passes,
+    encoded,
+    noted_passes,
+)
 from dpstream.pipelines.jobs.secret import secret_source
+from dpstream.pipelines.project.expected import Period
 from dpstream.pipelines.project.text import instant
+from dpstream.pipelines.stream.completeness import Terms, refuse_incomplete
 from dpstream.state import open as stores
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 
 #: Of one file's identity: a keyed digest, in hex.
 Digest = Callable[[bytes], str]
-
-
-class JoinedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of a pass, as keyed digests.
-
-    Attributes:
-        name: digest of its name, by which it is recognised.
-        content: digest of name, size and content, which must not change until it is read to its
-            end.
-    """
-
-    name: str
-    content: str
-
-
-class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Files that joined together, and the last trigger time that was released with them.
-
-    Attributes:
-        files: in order of their partitions.
-        through: global trigger time.
-    """
-
-    files: tuple[JoinedFile, ...]
-    through: int
-
-
-class Passes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of a store's growing input; private, like the store.
-
-    Attributes:
-        passes: the passes in order; every pass but the last is completely released.
-        done: trigger time through which all is released and in the sink.
-        left: partitions that the next trigger times need: all of the last pass while it is not
-            done, else those with rows beyond ``done``.
-    """
-
-    passes: tuple[Pass, ...]
-    done: int = 0
-    left: tuple[int, ...] = ()
-
-    @property
-    def files(self) -> tuple[JoinedFile, ...]:
-        """All files, by partition."""
-        return tuple(file for one in self.passes for file in one.files)
-
-    @property
-    def joined(self) -> tuple[tuple[int, int], ...]:
-        """(first partition, trigger time released before) of every pass but the first."""
-        passes, partition = list[tuple[int, int]](), 0
-        for before, _ in itertools.pairwise(self.passes):
-            partition += len(before.files)
-            passes.append((partition, before.through))
-        return tuple(passes)
-
-    @property
-    def pending(self) -> bool:
-        """Return whether the last pass has something left to do."""
-        return self.done < self.passes[-1].through
-
-    def next(self, files: Sequence[JoinedFile], through: int) -> "Passes":
-        """Return the same and one more pass."""
-        new = range(len(self.files), len(self.files) + len(files))
-        passes = (*self.passes, Pass(tuple(files), through))
-        return Passes(passes, self.done, (*self.left, *new))
-
-    def ended(self, left: Sequence[int]) -> "Passes":
-        """Return the same once the last pass is done."""
-        return Passes(self.passes, self.passes[-1].through, tuple(left))
 
 
 class Arranged(NamedTuple):
@@ -205,7 +142,6 @@ def name_part(name: str) -> bytes:
 
 
 FLAG = "--through"
-_NOTE = "passes"
 
 
 class DueInput(NamedTuple):
@@ -227,6 +163,11 @@ class DueInput(NamedTuple):
     def compares(self) -> bool:
         """Whether the input must have the run's identity; later passes have other files."""
         return self.source is not None and self.noted is None
+
+    @property
+    def missing(self) -> tuple[Period, ...]:
+        """Expected files that the pass goes on without."""
+        return () if self.passes is None else self.passes.passes[-1].missing
 
     def trigger_times(self, timeline: Timeline) -> range:
         """Return the trigger times whose releases are due."""
@@ -253,10 +194,18 @@ class DueInput(NamedTuple):
         return None if through == timeline.last_trigger_time else _text(timeline, through)
 
 
-def due(job: Job, through: str | None) -> Iterator[DueInput]:
+def due(
+    job: Job, through: str | None, terms: Terms, warn: Callable[[str], None]
+) -> Iterator[DueInput]:
     """Yield the inputs that must be read now; each is made after the one before it has ended.
 
+    Args:
+        through: the instant of a pass.
+        terms: what to do where expected files are missing.
+        warn: is told that the command waits.
+
     Raises:
+        RunError: expected files are missing.
         UsageError: the text is not an instant, or the source has no files.
         PolicyError: a file that must be read again is missing or changed, or an instant is given
             for a run without passes.
@@ -270,6 +219,8 @@ def due(job: Job, through: str | None) -> Iterator[DueInput]:
     begun = begun_of(job)
     noted = begun.passes
     if noted is None and through is None:
+        if not begun.ended and not begun.reads_whole:
+            expected(job, None, None, terms, warn)
         yield DueInput(None if begun.ended else input_of(job))
         return
     if job.plan.timeline.max_skew:
@@ -280,6 +231,7 @@ def due(job: Job, through: str | None) -> Iterator[DueInput]:
     if begun.reads_whole:
         raise _reads_whole()
     upto = None if through is None else trigger_time_of(job.plan.timeline, through)
+    terms.check(job)
     if noted is not None and noted.pending:
         yield _interrupted_pass(job, noted)
         noted = begun_of(job).passes
@@ -290,7 +242,32 @@ def due(job: Job, through: str | None) -> Iterator[DueInput]:
     if noted is not None and (upto is None or upto <= noted.done):
         yield DueInput(None, noted, noted)
         return
-    yield _next(job, noted, required(upto, "a new pass has an end"))
+    missing = expected(job, noted, through, terms, warn)
+    yield _next(job, noted, required(upto, "a new pass has an end"), missing)
+
+
+def expected(
+    job: Job,
+    noted: Passes | None,
+    through: str | None,
+    terms: Terms,
+    warn: Callable[[str], None],
+) -> tuple[Period, ...]:
+    """Return the periods that a run goes on without; see `completeness.refuse_incomplete`.
+
+    Args:
+        through: the instant of a pass; ``None``: the run reads its input as a whole.
+
+    Raises:
+        UsageError: a run that reads its input as a whole is to go on; it has no note of passes that
+            could say so.
+    """
+    timeline = job.plan.timeline
+    if through is None and terms.incomplete:
+        raise UsageError("--incomplete", f"is of passes ({FLAG})", f"add {FLAG} end")
+    upto = timeline.last_trigger_time if through is None else trigger_time_of(timeline, through)
+    more = f"{FLAG} end " if through is None else ""
+    return refuse_incomplete(job, noted, upto, more, terms, warn)
 
 
 def trigger_time_of(timeline: Timeline, through: str) -> int:
@@ -349,7 +326,7 @@ def begun_of(job: Job) -> Begun:
         if store.identity.plan_hash != job.plan.hash:
             return Begun()  # `begin` refuses it
         refuse(store)  # before the files are compared: to restore them does not help then
-        noted, timeline = _decoded(store.metadata(_NOTE)), job.plan.timeline
+        noted, timeline = noted_passes(store), job.plan.timeline
         if noted is not None:
             return Begun(noted, not noted.pending)
         return Begun(None, _has_ended(job, store), _decided(store, timeline))
@@ -359,7 +336,7 @@ def same_input(job: Job, store: Store) -> bool:
     """Return whether a store's run would read only the files that it was begun with or that joined
     it.
     """
-    noted = _decoded(store.metadata(_NOTE))
+    noted = noted_passes(store)
     if noted is not None:
         try:
             return not noted.pending or bool(_interrupted_pass(job, noted))
@@ -405,9 +382,9 @@ def commit(run: Run, due: DueInput) -> Run:
     store, passes = run.open(), required(due.passes, "a pass is committed")
     if due.noted is None and _decided(store, run.plan.timeline):
         raise _reads_whole()
-    before, after = _encoded(due.noted), _encoded(passes)
-    swapped = before == after or store.swap_metadata(_NOTE, before, after)
-    if not swapped and store.metadata(_NOTE) != after:
+    before, after = encoded(due.noted), encoded(passes)
+    swapped = before == after or store.swap_metadata(NOTE, before, after)
+    if not swapped and store.metadata(NOTE) != after:
         raise RunError("store", "another run has begun a pass meanwhile", "run it again")
     return run._replace(upto=passes.passes[-1].through, joined=passes.joined)
 
@@ -418,7 +395,7 @@ def check_no_passes(run: Run) -> None:
     Raises:
         RunError: another process has begun the first pass meanwhile.
     """
-    if run.open().metadata(_NOTE) is not None:
+    if run.open().metadata(NOTE) is not None:
         raise RunError("store", "its run reads its input in passes", "run it again")
 
 
@@ -431,7 +408,7 @@ def end(run: Run, due: DueInput) -> None:
     read = instance(due.source, JoinedFiles).partitions
     through = passes.passes[-1].through
     after = passes.ended(waiting_partitions(store, run.shards, through, read))
-    store.swap_metadata(_NOTE, _encoded(passes), _encoded(after))
+    store.swap_metadata(NOTE, encoded(passes), encoded(after))
 
 
 def _interrupted_pass(job: Job, noted: Passes) -> DueInput:
@@ -440,11 +417,11 @@ def _interrupted_pass(job: Job, noted: Passes) -> DueInput:
     return DueInput(JoinedFiles(job, arranged.again, arranged.identity), noted, noted)
 
 
-def _next(job: Job, noted: Passes | None, upto: int) -> DueInput:
+def _next(job: Job, noted: Passes | None, upto: int, missing: Sequence[Period]) -> DueInput:
     """Return the pass with the new files."""
     arranged = _arranged(job, noted, joins=True)
     check_types(job, arranged.new)
-    passes = (Passes(()) if noted is None else noted).next(arranged.joined, upto)
+    passes = (Passes(()) if noted is None else noted).next(arranged.joined, upto, missing)
     source = JoinedFiles(job, (*arranged.again, *arranged.new), arranged.identity)
     return DueInput(source, noted, passes)
 
@@ -466,14 +443,6 @@ def _arranged(job: Job, noted: Passes | None, joins: bool) -> Arranged:
             return digest_of_name not in again and (digest_of_name in joined or not joins)
 
         return arrange(manifest(job, left_out), noted, digest)
-
-
-def _encoded(passes: Passes | None) -> str | None:
-    return None if passes is None else msgspec.json.encode(passes).decode()
-
-
-def _decoded(text: str | None) -> Passes | None:
-    return None if text is None else msgspec.json.decode(text, type=Passes)
 
 
 def _text(timeline: Timeline, trigger_time: int) -> str:

@@ -67,6 +67,7 @@ from dpstream.pipelines.runners.table import Engine, make_runner
 from dpstream.pipelines.runners.waiting import Stillness, quiet_seconds, wait_or_stop
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.begin import begin, leave
+from dpstream.pipelines.stream.completeness import STRICT, Terms
 from dpstream.pipelines.stream.passes import DueInput, due
 from dpstream.pipelines.stream.summary import Summary, summarised
 from dpstream.state import open as stores
@@ -145,7 +146,7 @@ class Result(NamedTuple):
     public.  ``through``: for files that grow, the instant through which everything is released
     while more files may be added.  ``input_read``: whether the command opened the input; if not,
     it answered from store and sink.  ``read_at``: when the input was read to its end, if that was
-    before this command.
+    before this command.  ``missing``: expected names that the releases of this command lack.
     """
 
     run_id: str
@@ -159,6 +160,7 @@ class Result(NamedTuple):
     through: str | None = None
     input_read: bool = True
     read_at: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 def run_job(
@@ -173,6 +175,7 @@ def run_job(
     fresh: bool = False,
     accept: Accept | None = None,
     deliver: Callable[[Result], object] = lambda _: None,
+    terms: Terms = STRICT,
 ) -> Result:
     """Run a job to its end, or, if its source has no end, until it is stopped.
 
@@ -194,6 +197,7 @@ def run_job(
             command with ``fresh`` began and did not finish is continued instead.
         accept: may refuse a run that is not charged yet, by the charges before it.
         deliver: shows or writes the result; if it fails, ``fresh`` continues this run.
+        terms: what to do where expected files are missing (`pipelines.stream.completeness`).
 
     Raises:
         DpstreamError: refused or failed, with a field, a rule and a fix.
@@ -203,10 +207,11 @@ def run_job(
         engine, source = make_runner(runner, beam_args), input_of(job)
         _check_engine(engine, source)
         _recorded(job, source, engine)
+        passes.expected(job, None, through, terms, warn)
         for name, path in set_aside(job, accept).items():
             warn(f"The old run's {name} moved to {path}.")
     result = None
-    for work in due(job, through):
+    for work in due(job, through, terms, warn):
         result = _run(job, work, runner, beam_args, progress, stop, detach, warn, accept, fresh)
     result = required(result, "there is something to do")
     if not (detach or result.stopped):
@@ -297,7 +302,9 @@ def _run(
         summary = _complete(job, run, source, watch, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        return Result(*outcome, {}, False, summary, upto, source is not None, read_at)
+        missing = tuple(period.name for period in work.missing)
+        read = source is not None
+        return Result(*outcome, {}, False, summary, upto, read, read_at, missing)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
     summary, clock = None, _announced(work, job.plan.timeline)
@@ -325,7 +332,8 @@ def _run(
         with batches:  # until the engine has ended: its last bundles may still ask for some
             _let_go(run, sink, None if detach else engine)
     stopped = stop is not None and stop.is_set()
-    return Result(*outcome, dict(operator_totals), stopped, summary, upto)
+    missing = tuple(period.name for period in work.missing)
+    return Result(*outcome, dict(operator_totals), stopped, summary, upto, missing=missing)
 
 
 def _announced(work: DueInput, timeline: Timeline) -> Announced | None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpstream.pipelines.cli.main import cli
+from dpstream.pipelines.jobs.job import load_job
 from tests.pipelines.cli.called import call, printed, refused
 from tests.pipelines.drafting import FLAGS, SECRET, commits
 
@@ -202,3 +203,14 @@ def test_a_pattern_and_a_public_sample(data: Path) -> None:
     assert (
         'path = "*.parquet"' in Path("dpstream.toml").read_text() and SECRET not in outcome.output
     )
+    assert load_job().plan.timeline.triggers == 2  # what comes later counts in one more release
+
+
+def test_a_pattern_with_a_day_in_its_names_expects_each_day(data: Path) -> None:
+    day = Path("raw/date=2023-01-02")
+    day.mkdir(parents=True)
+    data.rename(day / "a.parquet")
+    assert call("init", "raw/date=*/*.parquet", *FLAGS).exit_code == 0
+    job = load_job()
+    assert job.plan.timeline.triggers == 1 and job.expectation is not None
+    assert job.expectation.text == "raw/date={day}/*.parquet"

@@ -18,8 +18,10 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.connectors.inputs import ReadRows
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.jobs.pass_note import JoinedFile, Pass, Passes
 from dpstream.pipelines.stream import passes
-from dpstream.pipelines.stream.passes import JoinedFile, Pass, Passes, arrange
+from dpstream.pipelines.stream.completeness import STRICT
+from dpstream.pipelines.stream.passes import arrange
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state import open as stores
 from tests.fixed import fixed_date
@@ -400,7 +402,7 @@ def test_two_passes_of_one_moment(joined: Path) -> None:
     """Who finds that another pass was begun meanwhile is refused."""
     folder = joined
     job = load_job(folder / "dpstream.toml")
-    (mine,) = passes.due(job, "2024-01-04")
+    (mine,) = passes.due(job, "2024-01-04", STRICT, print)
     assert mine.passes is not None and len(mine.passes.passes[-1].files) == 1
     run(folder, "2024-01-04")
     with pytest.raises(DpstreamError, match="another run has begun a pass"):
