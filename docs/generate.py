@@ -27,6 +27,7 @@ HOMES = {
     "mechanism": ("dpstream.accounting.plan.privacy", "MechanismFields"),
     "release": ("dpstream.dp_transforms.batches", "release_schema"),
     "metrics": ("dpstream.pipelines.operate.metrics", "METRICS"),
+    "due metrics": ("dpstream.pipelines.operate.metrics", "DUE_METRICS"),
     "errors": ("dpstream.accounting.errors", "DpstreamError"),
     "example": ("dpstream.pipelines", "examples/flights.toml"),
 }
@@ -219,7 +220,9 @@ def release_schema() -> str:
 
 def metrics() -> str:
     """The Prometheus metrics."""
-    rows = [(f"`{m.name}`", m.kind, m.help_text) for m in found("metrics")]
+    rows = [
+        (f"`{m.name}`", m.kind, m.help_text) for m in (*found("metrics"), *found("due metrics"))
+    ]
     return table("name|type|meaning", rows)
 
 

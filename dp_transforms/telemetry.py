@@ -102,6 +102,9 @@ def add_counts(counts: Counts) -> None:
 #: Counters of this process, for the operator's summary of an in-process run.
 operator_totals: Counter[str] = Counter()
 
+#: Rows that this process has read of files, by partition; as private as the counters.
+rows_read: Counter[int] = Counter()
+
 #: Seconds this process spent in each stage, of all its threads together; for the operator and the
 #: benchmarks.
 stage_seconds: defaultdict[str, float] = defaultdict(float)

@@ -1,9 +1,9 @@
 """The command ``dpstream``: gathers the commands of this package, and turns errors into exit codes.
 
-The exit code is that of the error's class (`accounting.errors`); 5: an audit refutes the plan.  A
-coded error is printed as one line on stderr (JSON with ``--json``).  Of any other error only the
-command and the class are printed, because its message may hold data.  Its traceback is written to
-a private log (`state.private_log`), whose name is printed.
+The exit code is that of the error's class (`accounting.errors`); 5: a release is overdue, or an
+audit refutes the plan.  A coded error is printed as one line on stderr (JSON with ``--json``).  Of
+any other error only the command and the class are printed, because its message may hold data.  Its
+traceback is written to a private log (`state.private_log`), whose name is printed.
 """
 
 import gc
@@ -26,6 +26,7 @@ from dpstream.pipelines.cli.answer import answer
 from dpstream.pipelines.cli.census import census
 from dpstream.pipelines.cli.check import check, doctor
 from dpstream.pipelines.cli.choose import choose
+from dpstream.pipelines.cli.due import due
 from dpstream.pipelines.cli.init import init
 from dpstream.pipelines.cli.operate import folder, state
 from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warnings
@@ -42,7 +43,7 @@ from dpstream.state.private_log import keep_in, lost_connection, unexpected
 
 #: The commands by what they are for, in the order in which a newcomer meets them.
 GROUPS = {
-    "Start": (init, check, plan, run, report, demo, doctor),
+    "Start": (init, check, plan, run, report, due, demo, doctor),
     "Ask": (sql, session, workload, census, choose),
     "Account": (account, secret),
     "Operate": (state, folder),

@@ -135,6 +135,7 @@ def run(
     again.  On a cluster, interrupting it (SIGINT, SIGTERM) stops it there too.
     """
     from dpstream.pipelines.operate.metrics import serving
+    from dpstream.pipelines.operate.notice import announcing
     from dpstream.pipelines.operate.operator_report import Reporter
     from dpstream.pipelines.project.text import duration_micros
     from dpstream.pipelines.stream.completeness import Terms
@@ -145,7 +146,12 @@ def run(
     terms = Terms(None if wait is None else duration_micros("--wait", wait), incomplete)
     reporter = Reporter(checked, operator_report)
     print_account(checked.ledger, checked.path, job.environment)
-    with reporter.of_failure():
+
+    def deliver(result: "Result") -> None:
+        reporter.write(result)
+        ended(result)
+
+    with announcing(checked, through) as ended, reporter.of_failure():
         if check:
             with Bar(hidden=quiet or as_json, what="rows") as bar:
                 reporter.look(fresh, f"dpstream check {checked.name}{job.flags}", bar.update)
@@ -159,7 +165,7 @@ def run(
                 through,
                 fail_if_empty,
                 fresh,
-                reporter.write,
+                deliver,
                 terms,
             )
     if not as_json and operator_report is not None:
@@ -256,6 +262,7 @@ def _print_json(
 
     fields, summary = result._asdict(), result.summary
     private = dict(fields.pop("operator_only"))
+    fields.pop("rows_by_file")
     fields["summary"] = None
     if summary is not None:
         fields["summary"] = {"released": to_builtins(summary.released)}

@@ -224,9 +224,9 @@ class InputWatch:
         self._digests: tuple[str, ...] | None = None
 
     @property
-    def names(self) -> set[str]:
-        """Names of the files."""
-        return {file.name for file in self._files}
+    def files(self) -> tuple[SourceFile, ...]:
+        """The files, as they were when they were last compared."""
+        return self._files
 
     def begin(self, run: Run, digests: tuple[str, ...] | None = None) -> "InputWatch":
         """Return the watch for a run whose identity is committed, before it reads a row.

@@ -11,7 +11,8 @@ exported as Beam metrics of the runner (``runner_name``).
 """
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -77,6 +78,36 @@ METRICS: tuple[Name, ...] = (
         "From a trigger time to its release in the sink, live ones only; whole seconds added.",
     ),
 )
+
+
+#: What `dpstream due --metrics` writes, in this order; all are gauges with the label dpstream_job.
+DUE_METRICS: tuple[Name, ...] = (
+    Name("dpstream_due_checked_timestamp_seconds", "gauge", "When `dpstream due` has looked."),
+    Name("dpstream_due_timestamp_seconds", "gauge", "Last trigger time that has passed."),
+    Name(
+        "dpstream_due_out_timestamp_seconds",
+        "gauge",
+        "Last trigger time through which all releases are out.",
+    ),
+    Name("dpstream_due_next_timestamp_seconds", "gauge", "Next trigger time."),
+    Name("dpstream_due_overdue_releases", "gauge", "Releases that should be out and are not."),
+    Name("dpstream_due_missing_names", "gauge", "Expected names that overdue releases lack."),
+    Name(
+        "dpstream_due_incomplete_windows",
+        "gauge",
+        "Windows that were released without expected files.",
+    ),
+)
+
+
+def textfile(job: str, figures: Iterable[tuple[Name, float | None]]) -> str:
+    """Return gauges of a job in Prometheus' text format; those that are ``None`` are left out."""
+    lines = list[str]()
+    for name, value in figures:
+        if value is not None:
+            lines += [f"# HELP {name.name} {name.help_text}", f"# TYPE {name.name} gauge"]
+            lines.append(f"{name.name}{{dpstream_job={json.dumps(job)}}} {value}")
+    return "\n".join([*lines, ""])
 
 
 def runner_name(counter: str) -> str:

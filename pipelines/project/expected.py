@@ -33,7 +33,7 @@ from dpstream.accounting.places import below, matching
 from dpstream.state.disk_errors import file_errors
 
 FIELD = "table.expect"
-_PLACE = re.compile(r"\{(hour|day|month)(?::([^{}]*))?\}")
+_TIME_FIELD = re.compile(r"\{(hour|day|month)(?::([^{}]*))?\}")
 #: How each field is written, and the directives that it may have.
 _WRITTEN = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 _DIRECTIVES = {"hour": "YmdjH", "day": "Ymdj", "month": "Ym"}
@@ -83,13 +83,13 @@ class Expectation(msgspec.Struct, frozen=True):
                 one period from another.
         """
         fix = 'write it like "raw/date={day}/*.csv.gz", with {hour}, {day} or {month}'
-        units = {match[1] for match in _PLACE.finditer(text)}
-        if len(units) != 1 or {*"{}"} & {*_PLACE.sub("", text)}:
+        units = {match[1] for match in _TIME_FIELD.finditer(text)}
+        if len(units) != 1 or {*"{}"} & {*_TIME_FIELD.sub("", text)}:
             raise UsageError(FIELD, "needs time fields of one unit, and no other braces", fix)
         rule = cls(text, units.pop(), zone)
         directives = {
             directive
-            for match in _PLACE.finditer(text)
+            for match in _TIME_FIELD.finditer(text)
             for directive in re.findall("%(.?)", match[2] or "")
         }
         names = {rule._name(_SAMPLE + later) for later in (0, *_LATER[rule.unit])}
@@ -106,7 +106,9 @@ class Expectation(msgspec.Struct, frozen=True):
     def _name(self, local: int) -> str:
         """Return the name of the period that begins at a local time (micros since 1970)."""
         moment = EPOCH + timedelta(microseconds=local)
-        return _PLACE.sub(lambda match: moment.strftime(match[2] or _WRITTEN[match[1]]), self.text)
+        return _TIME_FIELD.sub(
+            lambda match: moment.strftime(match[2] or _WRITTEN[match[1]]), self.text
+        )
 
     def periods(self, begin: int, end: int) -> list[Period]:
         """Return the periods that meet ``[begin, end)`` (instants in micros), in order."""

@@ -45,6 +45,10 @@ SERVICE_SINKS: Mapping[SinkKind, SinkTarget] = {
 }
 
 
+#: A program with its arguments.
+Command = Annotated[tuple[str, ...], msgspec.Meta(min_length=1), PLACE]
+
+
 class AggregateSection(Section, frozen=True):
     """``aggregate.NAME`` of a job: one published column; see `accounting.fields.Aggregate`."""
 
@@ -197,6 +201,9 @@ class JobSection(Section, frozen=True):
         threads: of a job with bounded input whose stages share a process (DirectRunner); no
             released byte depends on them.
         publication: how the public's page presents the figures.
+        success, failure: command and arguments that `dpstream run` starts at its end, without a
+            shell; they get DPSTREAM_JOB, DPSTREAM_WINDOW and DPSTREAM_STATE (complete, incomplete
+            or failed) and nothing else.
     """
 
     table: str
@@ -225,3 +232,5 @@ class JobSection(Section, frozen=True):
     threads: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_THREADS), PLACE] | None = None
     choice: ChoiceSection | None = None
     publication: PublicationSection | None = None
+    success: Command | None = None
+    failure: Command | None = None

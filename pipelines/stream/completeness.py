@@ -14,10 +14,11 @@ names are there (`pipelines.project.expected`): never of a record, of another na
 files have one.
 """
 
+import contextlib
 import glob
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
@@ -27,6 +28,7 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.pass_note import Passes, closed_without, noted_passes
 from dpstream.pipelines.project.expected import FIELD, Period, files_of, proposed
 from dpstream.state import open as stores
+from dpstream.state.store import Store
 
 _EXAMPLE = "raw/date={day}/*.csv.gz"
 #: Names that a message lists.
@@ -68,6 +70,8 @@ def required_periods(job: Job, noted: Passes | None, upto: int) -> list[Period]:
     if rule is None:
         return []
     done = 0 if noted is None else noted.done
+    if done >= upto:
+        return []
     begin, end = timeline.instant_of(done), min(timeline.instant_of(upto), timeline.horizon)
     periods = rule.periods(begin, end)
     if noted is None:
@@ -117,12 +121,12 @@ def refuse_incomplete(
     if not missing or terms.incomplete:
         return tuple(missing)
     waited = f" after {terms.wait / 1e6:g} s" if terms.wait else ""
-    whole = _complete_through(job.plan.timeline, noted, missing)
+    shorter = _complete_through(job.plan.timeline, noted, missing)
     raise RunError(
         FIELD,
         f"names what is not there{waited}: {names_text(missing)}; nothing was charged or released",
         "type the same command once the files are there, or with --wait 2h to wait for them, or"
-        f" with {through}--incomplete to release without them, which the releases say{whole}",
+        f" with {through}--incomplete to release without them, which the releases say{shorter}",
     )
 
 
@@ -154,7 +158,7 @@ def came_late(job: Job, passes: Passes | None = None) -> list[str]:
     """
     if job.expectation is None:
         return []
-    passes = _passes_of(job) if passes is None else passes
+    passes = stored_passes(job) if passes is None else passes
     if passes is None:
         return []
     timeline = job.plan.timeline
@@ -177,18 +181,23 @@ def came_late(job: Job, passes: Passes | None = None) -> list[str]:
     ]
 
 
-def _passes_of(job: Job) -> Passes | None:
-    url = job.state.store or ""
-    if not stores.exists(url):
-        return None
+@contextlib.contextmanager
+def opened_store(job: Job) -> Iterator[Store | None]:
+    """Yield the store of a job's run; ``None``: there is none of its plan that can be read."""
+    url, store = job.state.store or "", None
+    with contextlib.suppress(DpstreamError):
+        store = stores.backend(url).open(job.plan) if stores.exists(url) else None
     try:
-        store = stores.backend(url).open(job.plan)
-    except DpstreamError:
-        return None
-    try:
-        return noted_passes(store) if store.identity.plan_hash == job.plan.hash else None
+        yield store if store and store.identity.plan_hash == job.plan.hash else None
     finally:
-        store.close()
+        if store is not None:
+            store.close()
+
+
+def stored_passes(job: Job) -> Passes | None:
+    """Return the passes in a job's store."""
+    with opened_store(job) as store:
+        return None if store is None else noted_passes(store)
 
 
 def window_text(timeline: Timeline, bounds: tuple[int, int]) -> str:

@@ -165,9 +165,10 @@ class DueInput(NamedTuple):
         return self.source is not None and self.noted is None
 
     @property
-    def missing(self) -> tuple[Period, ...]:
-        """Expected files that the pass goes on without."""
-        return () if self.passes is None else self.passes.passes[-1].missing
+    def missing(self) -> tuple[str, ...]:
+        """Expected names that the pass goes on without."""
+        missing = () if self.passes is None else self.passes.passes[-1].missing
+        return tuple(period.name for period in missing)
 
     def trigger_times(self, timeline: Timeline) -> range:
         """Return the trigger times whose releases are due."""

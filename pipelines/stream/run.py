@@ -31,7 +31,7 @@ from dpstream.dp_transforms.beam.delivery import Delivered, forget_delivered, re
 from dpstream.dp_transforms.beam.workers import stop_workers
 from dpstream.dp_transforms.flow import DPStream
 from dpstream.dp_transforms.run import Run
-from dpstream.dp_transforms.telemetry import forget_error, operator_totals, watch_steps
+from dpstream.dp_transforms.telemetry import forget_error, operator_totals, rows_read, watch_steps
 from dpstream.pipelines.connectors.files.source import FilesInput
 from dpstream.pipelines.connectors.files.stream import StreamFiles
 from dpstream.pipelines.connectors.files.types import check_types
@@ -147,6 +147,7 @@ class Result(NamedTuple):
     while more files may be added.  ``input_read``: whether the command opened the input; if not,
     it answered from store and sink.  ``read_at``: when the input was read to its end, if that was
     before this command.  ``missing``: expected names that the releases of this command lack.
+    ``rows_by_file``: rows that were read; as private as ``operator_only``.
     """
 
     run_id: str
@@ -161,6 +162,7 @@ class Result(NamedTuple):
     input_read: bool = True
     read_at: str | None = None
     missing: tuple[str, ...] = ()
+    rows_by_file: tuple[tuple[str, int], ...] = ()
 
 
 def run_job(
@@ -302,9 +304,8 @@ def _run(
         summary = _complete(job, run, source, watch, sink, engine)
         if progress is not None:
             progress(steps, steps)
-        missing = tuple(period.name for period in work.missing)
         read = source is not None
-        return Result(*outcome, {}, False, summary, upto, read, read_at, missing)
+        return Result(*outcome, {}, False, summary, upto, read, read_at, work.missing)
     pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
     ends = source.bounded and engine.kind.ends
     summary, clock = None, _announced(work, job.plan.timeline)
@@ -332,8 +333,9 @@ def _run(
         with batches:  # until the engine has ended: its last bundles may still ask for some
             _let_go(run, sink, None if detach else engine)
     stopped = stop is not None and stop.is_set()
-    missing = tuple(period.name for period in work.missing)
-    return Result(*outcome, dict(operator_totals), stopped, summary, upto, missing=missing)
+    rows = tuple((file.name, rows_read[file.partition]) for file in watch.files)
+    last = True, None, work.missing, rows
+    return Result(*outcome, dict(operator_totals), stopped, summary, upto, *last)
 
 
 def _announced(work: DueInput, timeline: Timeline) -> Announced | None:
@@ -350,6 +352,7 @@ def _started(
 ) -> Iterator[Any]:
     """Yield the running pipeline; report its steps meanwhile."""
     operator_totals.clear()
+    rows_read.clear()
     forget_error()
     with sparing_memory(), watch_steps(progress, steps):
         started = pipeline.run()
@@ -453,7 +456,9 @@ def _finish(
         behind: the sink that a restored run was compared with, and must still publish the rest to.
     """
     watch.check()
-    if isinstance(source, FilesInput) and {file.name for file in source.files()} - watch.names:
+    if isinstance(source, FilesInput) and {file.name for file in source.files()} - {
+        file.name for file in watch.files
+    }:
         raise PolicyError(
             "table.path",
             "files joined it while the run read the others, and nothing of them is released",

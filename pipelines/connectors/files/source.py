@@ -17,19 +17,21 @@ from typing import Any
 
 import apache_beam as beam
 import msgspec
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.accounting.places import COLUMNAR, FILE_KINDS, file_kind
 from dpstream.accounting.plan.plan import Plan
+from dpstream.dp_transforms.batches import PARTITION, ROWS
 from dpstream.dp_transforms.ingest.records import (
     Canonicaliser,
     canonical_public_keys,
     public_key_ids,
 )
 from dpstream.dp_transforms.noise.prf import KeyRing
-from dpstream.dp_transforms.telemetry import guarded
+from dpstream.dp_transforms.telemetry import guarded, rows_read
 from dpstream.pipelines.connectors.input_files import (
     SourceFile,
     file_in_words,
@@ -210,7 +212,24 @@ class _ReadPiece(beam.DoFn):
     @guarded("source")
     def process(self, element: Group) -> Iterable[Any]:
         """Read some pieces; yields `pa.RecordBatch` and tagged dead letters."""
-        yield from map(output, read_group(element, self.columns, self.batch_rows, self.csv))
+        for read in read_group(element, self.columns, self.batch_rows, self.csv):
+            for partition, rows in _partitions_of(read):
+                rows_read[partition] += rows
+            yield output(read)
+
+
+def _partitions_of(read: ReadRows) -> Iterator[tuple[int, int]]:
+    """Yield (partition, rows) of what was read, refused rows too."""
+    if not isinstance(read, pa.RecordBatch):
+        refused, partition = read
+        for each in np.broadcast_to(partition, refused.offsets.shape).tolist():
+            yield each, 1
+        return
+    numbers = read.schema.metadata[PARTITION].decode().split(",")
+    rows = read.schema.metadata.get(ROWS, b"%d" % read.num_rows).decode().split(",")
+    for number, amount in zip(numbers, rows, strict=True):
+        if number:  # of no rows there is none
+            yield int(number), int(amount)
 
 
 class ReadFiles(beam.PTransform):  # type: ignore[misc]

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.metrics import DUE_METRICS, METRICS
 from dpstream.pipelines.operate.operator_report import Reporter
 from dpstream.state import open as stores
 from dpstream.state.ledger.open import read_history
@@ -19,6 +21,7 @@ from tests.folders import MakeFolderJob, make_folder_job
 from tests.golden.refusals import Refused
 from tests.growing import place
 from tests.pipelines.cli.called import call, printed
+from tests.pipelines.stream.test_completeness import DAYS, WEEK, week, write
 
 __all__ = ["make_folder_job"]
 HEADER = "user,page,at,amount\n"
@@ -146,3 +149,34 @@ def test_a_stream_may_begin_before_its_first_file(
     file.write_text("user,key,time,value\nu,k,noon,1\n")
     os.utime(file, (1_704_067_250, 1_704_067_250))
     refused(reporter.look, False, "dpstream check daily", lambda *_: None)
+
+
+def test_a_report_of_a_pass_has_rows_by_file_and_what_was_not_expected(tmp_path: Path) -> None:
+    folder, report = week(tmp_path / "job"), tmp_path / "report.json"
+    write(folder, "2024-01-02", rows=7, part=1)
+    write(folder, "2023-12-31", rows=5)
+    flags = ("--project", folder, "--through", WEEK, "--operator-report")
+    assert call("run", *flags, report).exit_code == 0
+    fields = report_of(report)
+    names = {f"date={day}/part-0.csv.gz": 60 for day in DAYS}
+    more = {"date=2024-01-02/part-1.csv.gz": 7, "date=2023-12-31/part-0.csv.gz": 5}
+    assert fields["rows_by_file"] == names | more
+    assert fields["unexpected"] == ["date=2023-12-31/part-0.csv.gz"]
+    by_period = {f"raw/date={day}/*.csv.gz": 1 for day in DAYS}
+    assert fields["files_by_period"] == by_period | {"raw/date=2024-01-02/*.csv.gz": 2}
+    counts = fields["counts"]
+    assert counts["dead_time"] == 5 and sum(fields["rows_by_file"].values()) == 432
+    cut, admitted = counts["pairs_rejected"], counts["pairs_admitted"]
+    assert fields["cut_share"] == cut / (cut + admitted) > 0
+    stores.close_all()
+    file = tmp_path / "operator.prom"
+    write(folder, "2024-01-08", rows=9)
+    for day in range(9, 15):
+        write(folder, f"2024-01-{day:02d}", rows=0)
+    again = ("--project", folder, "--through", "2024-01-15", "--operator-report", file)
+    assert call("run", *again).exit_code == 0 and file.stat().st_mode & 0o777 == 0o600
+    samples = [s for f in text_string_to_metric_families(file.read_text()) for s in f.samples]
+    values = {sample.name: sample.value for sample in samples}
+    assert values["dpstream_operator_records_in"] == 9
+    names_of_all = {name.name for name in (*METRICS, *DUE_METRICS)}
+    assert not names_of_all & values.keys()

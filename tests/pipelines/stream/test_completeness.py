@@ -71,6 +71,12 @@ def run(folder: Path, through: str | None = WEEK, terms: Terms = STRICT) -> Resu
     return run_job(load_job(folder / "dpstream.toml"), through=through, terms=terms)
 
 
+def refusal(folder: Path, through: str, terms: Terms = STRICT) -> str:
+    with pytest.raises(DpstreamError) as error:
+        run(folder, through, terms)
+    return str(error.value)
+
+
 def untouched(folder: Path) -> bool:
     """Nothing is charged, and no store or release was made."""
     account = load_job(folder).ledger
@@ -136,8 +142,7 @@ def test_nights_with_a_late_day_end_with_the_figures_of_the_complete_week(
         if not late:
             write(folder, DAYS[night])
         if late:
-            with pytest.raises(DpstreamError, match=f"date={day}/"):
-                run(folder, through)
+            assert f"date={day}/" in refusal(folder, through)
         elif night in (DAYS.index(day) + 1, 6):
             write(folder, day)
             rows += run(folder, through).operator_only.get("operator_dead_letters", 0)
@@ -182,10 +187,9 @@ def test_a_pass_needs_what_no_pass_has_needed(tmp_path: Path) -> None:
     run(folder, DAYS[1])
     shutil.rmtree(folder / "raw" / f"date={DAYS[0]}")
     for through, there in ((DAYS[2], False), (DAYS[3], True)):
-        with pytest.raises(DpstreamError, match=r"not there: raw/date=2024-01-02/\*.csv.gz"):
-            if there:
-                write(folder, DAYS[2])
-            run(folder, through)
+        if there:
+            write(folder, DAYS[2])
+        assert "not there: raw/date=2024-01-02/*.csv.gz" in refusal(folder, through)
         if not there:
             write(folder, DAYS[2])
             result = run(folder, through, Terms(incomplete=True))
@@ -198,8 +202,7 @@ def test_a_pass_needs_what_no_pass_has_needed(tmp_path: Path) -> None:
 
 def test_a_run_waits_and_then_goes_on_or_is_refused(tmp_path: Path) -> None:
     folder = week(tmp_path / "job", days=DAYS[:6])
-    with pytest.raises(DpstreamError, match=r"after 0.1 s: raw/date=2024-01-07"):
-        run(folder, terms=Terms(wait=100_000))
+    assert "after 0.1 s: raw/date=2024-01-07" in refusal(folder, WEEK, Terms(wait=100_000))
     assert untouched(folder)
     waited = list[str]()
     job = load_job(folder)
