@@ -19,7 +19,7 @@ import glob
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.figures import moment_of, time_text
@@ -28,7 +28,9 @@ from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.jobs.pass_note import Passes, closed_without, noted_passes
 from dpstream.pipelines.project.expected import FIELD, Period, files_of, proposed
 from dpstream.state import open as stores
-from dpstream.state.store import Store
+
+if TYPE_CHECKING:
+    from dpstream.state.store import Store
 
 _EXAMPLE = "raw/date={day}/*.csv.gz"
 #: Names that a message lists.
@@ -182,7 +184,7 @@ def came_late(job: Job, passes: Passes | None = None) -> list[str]:
 
 
 @contextlib.contextmanager
-def opened_store(job: Job) -> Iterator[Store | None]:
+def opened_store(job: Job) -> Iterator["Store | None"]:
     """Yield the store of a job's run; ``None``: there is none of its plan that can be read."""
     url, store = job.state.store or "", None
     with contextlib.suppress(DpstreamError):
