@@ -75,7 +75,7 @@ _COUNTED = {
 @click.option(
     "--incomplete",
     is_flag=True,
-    help="Release without expected files that are missing; releases and reports say so.",
+    help="Release without expected files that are missing; `dpstream due` then says so.",
 )
 @click.option(
     "--fresh",

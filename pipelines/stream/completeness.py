@@ -128,7 +128,7 @@ def refuse_incomplete(
         FIELD,
         f"names what is not there{waited}: {names_text(missing)}; nothing was charged or released",
         "type the same command once the files are there, or with --wait 2h to wait for them, or"
-        f" with {through}--incomplete to release without them, which the releases say{shorter}",
+        f" with {through}--incomplete to release without them, which `due` then says{shorter}",
     )
 
 
