@@ -125,7 +125,7 @@ def _publish(job: Chosen, folder: Path, as_json: bool) -> None:
     from dpstream.pipelines.report.view import render
 
     page = build(load_job(job))
-    files, lacking = publish(page, render(page), folder)
+    files, lacking = publish(page, lambda names: render(page, downloads=names), folder)
     if as_json:
         print_json({"folder": str(folder), "files": files, "lacking": lacking})
         return

@@ -66,7 +66,7 @@ def methodology(
     yield "What the figures leave out", [*left_out(plan, figures, publication)]
     yield "How sure a figure is", [*_SURE]
     yield "How to compare two figures", [*_COMPARE]
-    yield "How to cite", [*_citation(plan, figures, publication)]
+    yield "How to cite", [*_citation(figures, publication)]
 
 
 def cost_text(plan: Plan, figures: dict[str, Any], publication: PublicationSection) -> str:
@@ -198,9 +198,7 @@ def withheld_text(share: float) -> str:
     )
 
 
-def _citation(
-    plan: Plan, figures: dict[str, Any], publication: PublicationSection
-) -> Iterator[str]:
+def _citation(figures: dict[str, Any], publication: PublicationSection) -> Iterator[str]:
     """Yield how the figures may be used and are cited."""
     if publication.licence:
         yield f"The figures may be used under the licence {publication.licence}."
@@ -209,6 +207,6 @@ def _citation(
     guarantee = figures["guarantee"]
     yield (
         f"{cited.rstrip('.')}. Differentially private, epsilon {human_up(guarantee['epsilon'])}, "
-        f"delta {human_up(guarantee['delta'])}; plan {plan.hash[:16]}."
+        f"delta {human_up(guarantee['delta'])}; plan {figures['plan_hash'][:16]}."
     )
     yield "Give each figure with its ±, and name the window it is of."

@@ -9,6 +9,7 @@ requires some of it, and an entry without that, or of a run whose guarantee does
 written.
 """
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,12 +82,12 @@ class Published(NamedTuple):
     lacking: list[str]
 
 
-def publish(report: Report, page: str, folder: Path) -> Published:
+def publish(report: Report, page: Callable[[Sequence[str]], str], folder: Path) -> Published:
     """Write the files of a publication to a folder.
 
     Args:
         report: without true errors, which are not private.
-        page: its HTML.
+        page: returns its HTML, which links to files of these names beside it.
 
     Raises:
         UsageError: another file is there; nothing was released.
@@ -115,9 +116,10 @@ def publish(report: Report, page: str, folder: Path) -> Published:
     tables = [f"{FINAL}.parquet", f"{FINAL}.csv"]
     for name in tables:
         write_final(final_in(job, sink), job, folder / name, FLAG)
-    for name, text in (texts | {PAGE: page}).items():
+    names = [*tables, *texts]
+    for name, text in (texts | {PAGE: page(names)}).items():
         write_own(folder / name, text, _MARKS[name], option=FLAG)
-    return Published([PAGE, *tables, *texts], lacking)
+    return Published([PAGE, *names], lacking)
 
 
 def _json(value: Any) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -73,6 +74,9 @@ def test_a_publication_and_what_a_registry_lacks(job: Job, tmp_path: Path) -> No
     path.write_text(path.read_text().replace(basic["publication_date"], "2020-02-02"))
     assert publish(job, out)[0] == 0 and "2020-02-02" in path.read_text()
     page = (out / publication.METHODOLOGY).read_text()
+    assert f"plan {job.plan.hash[:16]}." in page
+    links = set(re.findall(r'href="([\w.]+)"', (out / "index.html").read_text()))
+    assert links == {p.name for p in out.iterdir()} - {"index.html"}
     assert "| guarantee | epsilon 6 at delta 1e-09, all records" in page
     assert "**INSECURE" not in page and "## How to compare two figures" in page
     table = pq.read_table(out / "final.parquet")
