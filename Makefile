@@ -8,10 +8,15 @@ READY := $(VENV)/.ready
 # Tests start many processes: each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test extended nightly check docs figures shape faults locks paper bench prism flink kafka crane axe clean
+.PHONY: demo flagship test extended nightly check docs figures shape faults locks paper bench prism flink kafka crane axe clean
 
 demo: $(READY)
 	$(BIN)/dpstream demo --folder demo
+
+# A year of private sales of real households, from purchases to a publication, beside PipelineDP.
+flagship: $(READY)
+	rm -rf runs/flagship
+	$(BIN)/python -m tests.bench.flagship --folder runs/flagship
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
