@@ -97,19 +97,27 @@ def _pair(plan: Plan, budget: Budget, periods: int) -> dict[str, float]:
     return {name: float(up(row[name])) for name in ("epsilon", "delta")}
 
 
-def release_facts(plan: Plan, of_run: dict[str, Any], window: int, trigger: int) -> dict[str, Any]:
-    """Return the facts of one release: those of its run, and its window and trigger."""
+def release_facts(
+    plan: Plan, of_run: dict[str, Any], window: int, trigger: int, missing: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the facts of one release: those of its run, its window and trigger, and
+    ``incomplete``, the expected names of files that it was released without, if there are any.
+    """
     timeline = plan.timeline
     start, end = (time_text(moment_of(each)) for each in timeline.window_bounds(window))
     instant = timeline.instant_of(timeline.base(window) + trigger)
-    return of_run | {
-        "window": {"number": window, "start": start, "end": end},
-        "trigger": {
-            "number": trigger,
-            "of": timeline.triggers,
-            "instant": time_text(moment_of(instant)),
-        },
-    }
+    return (
+        of_run
+        | ({"incomplete": list(missing)} if missing else {})
+        | {
+            "window": {"number": window, "start": start, "end": end},
+            "trigger": {
+                "number": trigger,
+                "of": timeline.triggers,
+                "instant": time_text(moment_of(instant)),
+            },
+        }
+    )
 
 
 def labels(facts: dict[str, Any]) -> dict[str, str]:

@@ -70,6 +70,7 @@ from dpstream.dp_transforms.run import Account, Run, begin_run
 from dpstream.dp_transforms.step import Stepper, run_name
 from dpstream.dp_transforms.telemetry import count, step_done, timed, timed_each
 from dpstream.state.ledger import lineage
+from dpstream.state.passes import missing_names, noted_passes
 from dpstream.state.retention import expire
 from dpstream.state.store import OvertakenError
 
@@ -460,6 +461,7 @@ class SealFactory:
             for epoch in (identity.epoch, *(e for e, _ in retained.epochs))
         }
         prefixes = {e: ring.name((*run_name(of), b"release")) for e, of in identities.items()}
+        passes, timeline = noted_passes(store), run.plan.timeline  # committed before a row is read
 
         def rows_of(window: int, trigger: int, step: pa.RecordBatch) -> pa.RecordBatch:
             metadata = step.schema.metadata or {}
@@ -476,7 +478,8 @@ class SealFactory:
             epoch = retained.epoch_of(window, identity.epoch)
             rows = (rows_of(window, trigger, step) for step in steps)
             named = run.plan, identities[epoch], ring.release, prefixes[epoch]
-            parts = seal(*named, window, trigger, rows)
+            missing = missing_names(passes, timeline, window, trigger)
+            parts = seal(*named, window, trigger, rows, missing)
             with contextlib.suppress(OvertakenError):
                 yield from timed_each("seal", parts)
 

@@ -195,6 +195,7 @@ def seal(
     window: int,
     trigger: int,
     shards: Iterable[pa.RecordBatch],
+    missing: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield one release in parts: the rows of all shards of a (window, trigger), sorted by key.
 
@@ -203,6 +204,7 @@ def seal(
 
     Args:
         identity: the run's, of the epoch that the window belongs to.
+        missing: expected names of files that it is published without (`state.passes`).
     """
     schema, instant = sealed_schema(plan), pa.timestamp("us", "UTC")
     begin, end = plan.timeline.window_bounds(window)
@@ -234,7 +236,7 @@ def seal(
             arrays.append(pa.DictionaryArray.from_arrays(np.zeros(size, np.int8), [stamp]))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    facts = encoded(release_facts(plan, facts_of(plan, identity), window, trigger))
+    facts = encoded(release_facts(plan, facts_of(plan, identity), window, trigger, missing))
     release = {WINDOW: str(window).encode(), TRIGGER: str(trigger).encode(), FACTS.encode(): facts}
     ordered = in_key_order(plan, shards, shard_release_schema(plan))
     for number, (parts, rows) in enumerate(ordered):

@@ -75,7 +75,7 @@ _COUNTED = {
 @click.option(
     "--incomplete",
     is_flag=True,
-    help="Release without expected files that are missing; `dpstream due` then says so.",
+    help="Release without expected files that are missing; releases and `due` say so.",
 )
 @click.option(
     "--fresh",

@@ -21,7 +21,6 @@ from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import Name, ReadableSink
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.pass_note import closed_without
 from dpstream.pipelines.operate.metrics import DUE_METRICS, textfile
 from dpstream.pipelines.render.page import write_own
 from dpstream.pipelines.stream.completeness import (
@@ -33,6 +32,7 @@ from dpstream.pipelines.stream.completeness import (
     window_text,
 )
 from dpstream.state.durable import PUBLIC
+from dpstream.state.passes import closed_without
 from dpstream.state.retention import reached
 
 METRICS_FLAG = "--metrics"

@@ -31,6 +31,7 @@ from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import EPOCH
 from dpstream.accounting.places import below, matching
 from dpstream.state.disk_errors import file_errors
+from dpstream.state.passes import Period
 
 FIELD = "table.expect"
 _TIME_FIELD = re.compile(r"\{(hour|day|month)(?::([^{}]*))?\}")
@@ -46,19 +47,6 @@ _LATER = {
     "hour": (_HOUR, _DAY, 31 * _DAY, 365 * _DAY),
 }
 _SAMPLE = 1_672_531_200_000_000
-
-
-class Period(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An hour, a day or a month, and the name that its data has; public.
-
-    Attributes:
-        name: a name or glob, relative to the project file's folder.
-        begin, end: instants in microseconds since 1970.
-    """
-
-    name: str
-    begin: int
-    end: int
 
 
 class Expectation(msgspec.Struct, frozen=True):

@@ -25,9 +25,9 @@ from dpstream.accounting.errors import DpstreamError, RunError, UsageError
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.plan.timeline import Timeline
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.pass_note import Passes, closed_without, noted_passes
-from dpstream.pipelines.project.expected import FIELD, Period, files_of, proposed
+from dpstream.pipelines.project.expected import FIELD, files_of, proposed
 from dpstream.state import open as stores
+from dpstream.state.passes import Passes, Period, closed_without, noted_passes
 
 if TYPE_CHECKING:
     from dpstream.state.store import Store
@@ -128,7 +128,7 @@ def refuse_incomplete(
         FIELD,
         f"names what is not there{waited}: {names_text(missing)}; nothing was charged or released",
         "type the same command once the files are there, or with --wait 2h to wait for them, or"
-        f" with {through}--incomplete to release without them, which `due` then says{shorter}",
+        f" with {through}--incomplete to release without them, which the releases say{shorter}",
     )
 
 

@@ -59,18 +59,18 @@ from dpstream.pipelines.connectors.inputs import Input
 from dpstream.pipelines.connectors.registry import input_of
 from dpstream.pipelines.connectors.run_manifest import all_committed
 from dpstream.pipelines.jobs.job import Job
-from dpstream.pipelines.jobs.pass_note import (
-    NOTE,
-    JoinedFile,
-    Passes,
-    encoded,
-    noted_passes,
-)
 from dpstream.pipelines.jobs.secret import secret_source
-from dpstream.pipelines.project.expected import Period
 from dpstream.pipelines.project.text import instant
 from dpstream.pipelines.stream.completeness import Terms, refuse_incomplete
 from dpstream.state import open as stores
+from dpstream.state.passes import (
+    NOTE,
+    JoinedFile,
+    Passes,
+    Period,
+    encoded,
+    noted_passes,
+)
 from dpstream.state.retention import reached
 from dpstream.state.store import Store
 

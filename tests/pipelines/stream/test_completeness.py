@@ -4,15 +4,16 @@ Lost rows: 0, or a refusal before the charge.
 """
 
 import gzip
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from dpstream.accounting.errors import DpstreamError
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.pass_note import missing_periods
 from dpstream.pipelines.stream.completeness import STRICT, Terms, came_late
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state import open as stores
@@ -171,9 +172,9 @@ def test_what_is_released_as_incomplete_says_so_whenever_it_is_asked(tmp_path: P
     assert name in warning and "2024-01-01T00:00:00Z" in warning
     late = run(folder, "2024-01-15")
     assert late.missing == () and late.operator_only["operator_dead_late"] == ROWS
-    store = stores.backend(job.state.store).open(job.plan)
-    at = [missing_periods(store, job.plan.timeline, window, 1) for window in (0, 1)]
-    assert at == [(name,), ()]
+    paths = [folder / "out" / name for name in sorted(released(folder))]
+    facts = [json.loads(pq.read_schema(path).metadata[b"dpstream"]) for path in paths]
+    assert [each.get("incomplete") for each in facts] == [[name], None]
     page = ("--out", tmp_path / "page.html")
     for command, more in (("run", ()), ("plan", ()), ("report", page)):
         stores.close_all()

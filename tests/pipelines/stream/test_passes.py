@@ -18,12 +18,12 @@ from dpstream.pipelines.connectors.files import source as sources
 from dpstream.pipelines.connectors.input_files import SourceFile
 from dpstream.pipelines.connectors.inputs import ReadRows
 from dpstream.pipelines.jobs.job import load_job
-from dpstream.pipelines.jobs.pass_note import JoinedFile, Pass, Passes
 from dpstream.pipelines.stream import passes
 from dpstream.pipelines.stream.completeness import STRICT
 from dpstream.pipelines.stream.passes import arrange
 from dpstream.pipelines.stream.run import Result, run_job
 from dpstream.state import open as stores
+from dpstream.state.passes import JoinedFile, Pass, Passes
 from tests.fixed import fixed_date
 from tests.golden.refusals import Refused
 from tests.growing import COURSE, DAYS, arrive, day, place, released, write

@@ -12,10 +12,22 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from dpstream.accounting.plan.timeline import Timeline
-from dpstream.pipelines.project.expected import Period
 
 #: The note's name in a store.
 NOTE = "passes"
+
+
+class Period(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An hour, a day or a month, and the name that its data has; public.
+
+    Attributes:
+        name: a name or glob, relative to the project file's folder.
+        begin, end: instants in microseconds since 1970.
+    """
+
+    name: str
+    begin: int
+    end: int
 
 
 class JoinedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,8 +126,8 @@ def decoded(text: str | None) -> Passes | None:
     return None if text is None else msgspec.json.decode(text, type=Passes)
 
 
-def missing_periods(
-    store: HasNotes, timeline: Timeline, window: int, trigger: int
+def missing_names(
+    passes: Passes | None, timeline: Timeline, window: int, trigger: int
 ) -> tuple[str, ...]:
     """Return the expected names that a release was published without; public.
 
@@ -123,11 +135,11 @@ def missing_periods(
     the release is written.
 
     Args:
-        store: of the release's run.
+        passes: of the release's run; ``None``: it reads its input as a whole.
         timeline: of its plan.
         window, trigger: of the release.
     """
-    passes, at = noted_passes(store), timeline.base(window) + trigger
+    at = timeline.base(window) + trigger
     for one in () if passes is None else passes.passes:
         if at <= one.through:
             begin, end = timeline.window_bounds(window)
