@@ -34,7 +34,7 @@ _LISTED = 10
 @click.option(
     "--as-of",
     metavar="INSTANT",
-    help="Look as of this instant (a date, an RFC 3339 time).  [default: now]",
+    help="Show the state at this instant (a date or an RFC 3339 time).  [default: now]",
 )
 @click.option(
     "--metrics",
@@ -46,8 +46,8 @@ _LISTED = 10
 def due(job: Chosen, as_of: str | None, metrics: Path | None, as_json: bool) -> None:
     """Show which releases of JOB should be out by now, which are, and what is next.
 
-    All of it is public. No record is read, and of the input only whether expected names are there.
-    Exit code 5 if a release is overdue.
+    The output is public: the command reads no record, and only checks which expected files exist.
+    The exit code is 5 if a release is overdue.
     """
     from msgspec import to_builtins
 

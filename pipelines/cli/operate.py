@@ -169,8 +169,8 @@ def releases(job: Chosen, out: Path | None, kind: "ReleaseKind | None", as_json:
 def final(job: Chosen, out: Path | None, as_json: bool) -> None:
     """Write the final table: of each key and window the newest figure, its error and its quality.
 
-    It costs nothing. With files as its sink `dpstream run` writes it at the end of each run or
-    pass; for a stream without end and for other sinks this command does.
+    It spends no budget. If the sink is files, `dpstream run` writes the table at the end of each
+    run or pass. Type this command for a stream without end, and for other sinks.
     """
     from dpstream.pipelines.operate.state_admin import final as write
     from dpstream.pipelines.render.page import ending_of

@@ -70,12 +70,12 @@ _COUNTED = {
 @click.option(
     "--wait",
     metavar="LENGTH",
-    help="Wait so long, such as 2h, for files that the table expects, before the run is refused.",
+    help="Wait up to this long, such as 2h, for expected files before the run is refused.",
 )
 @click.option(
     "--incomplete",
     is_flag=True,
-    help="Release without expected files that are missing; releases and `due` say so.",
+    help="Release without expected files that are missing; releases and `due` then name them.",
 )
 @click.option(
     "--fresh",

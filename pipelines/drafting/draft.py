@@ -320,7 +320,7 @@ def _lateness(answers: Answers, target: Target) -> str:
     if file.first == Path(file.given) or expected_names(answers, target.path.parent) is not None:
         return ""
     length = _quoted(answers.every or answers.windows.length)
-    advice = "files may come so late, for one more release; '0s', with less noise, if none does"
+    advice = "files may come this late, for one more release; '0s' has less noise, if none does"
     return f"\nallowed_lateness = {length}  # {advice}"
 
 

@@ -82,7 +82,7 @@ METRICS: tuple[Name, ...] = (
 
 #: What `dpstream due --metrics` writes, in this order; all are gauges with the label dpstream_job.
 DUE_METRICS: tuple[Name, ...] = (
-    Name("dpstream_due_checked_timestamp_seconds", "gauge", "When `dpstream due` has looked."),
+    Name("dpstream_due_checked_timestamp_seconds", "gauge", "When `dpstream due` last ran."),
     Name("dpstream_due_timestamp_seconds", "gauge", "Last trigger time that has passed."),
     Name(
         "dpstream_due_out_timestamp_seconds",

@@ -33,11 +33,11 @@ _SURE = (
     "The noise can make a figure negative, or make parts add up to more than their total.",
 )
 _COMPARE = (
-    "Square the two numbers after ±, add them, and take the root: so uncertain is the difference. "
-    "130 ± 15 and 100 ± 20 differ by 30 ± 25: the first is larger. 110 ± 15 and 100 ± 20 differ by "
-    "10 ± 25: these figures do not tell which is larger. The same root is the uncertainty of a "
-    "sum. Of 100 comparisons of equal things about 5 differ by more.",
-    "Compare figures of one column: those of two rows, or of two windows that do not overlap.",
+    "To get the ± of a difference, square the two numbers after ±, add the squares, and take the "
+    "square root. 130 ± 15 and 100 ± 20 differ by 30 ± 25: the first is larger, because 30 is more "
+    "than 25. 110 ± 15 and 100 ± 20 differ by 10 ± 25: these figures do not show which is larger. "
+    "The ± of a sum is the same. Of 100 comparisons of equal things, about 5 differ by more than "
+    "their ±.",
 )
 
 
@@ -65,8 +65,12 @@ def methodology(
     yield "Who is protected", [*protection(plan, figures, publication)]
     yield "What the figures leave out", [*left_out(plan, figures, publication)]
     yield "How sure a figure is", [*_SURE]
-    yield "How to compare two figures", [*_COMPARE]
-    yield "How to cite", [*_citation(figures, publication)]
+    timeline = plan.timeline
+    several_windows = several(length_name(plan, timeline.window))
+    apart = " that do not overlap" * (timeline.slide < timeline.window)
+    which = f"Compare figures of one column: those of two rows, or of two {several_windows}{apart}."
+    yield "How to compare two figures", [*_COMPARE, which]
+    yield "How to cite", [*_citation(plan, figures, publication)]
 
 
 def cost_text(plan: Plan, figures: dict[str, Any], publication: PublicationSection) -> str:
@@ -100,21 +104,21 @@ def protection(
     records = f"the records of one {unit}" + ("" if lasting else f" in one {_period(plan)}")
     yield (
         f"Random noise was added to all figures, so that they hardly show whether {records} are "
-        "among the data. This also holds for whoever knows much else, such as all other records "
-        "(differential privacy)."
+        "among the data. This holds even for someone who knows all other records. The method is "
+        "called differential privacy."
     )
     first, *more = figures["periods"]
-    yield f"The promise for {records}: {_promise(first)}."
+    yield f"The promise for {records}: {_promise(first)}. Smaller numbers protect more."
     if lasting:
         yield f"It covers everything that is published, about all records of one {unit}."
     elif more:
         yield (
-            f"The figures of several {several(_period(plan))} together tell more about whoever is "
-            f"in all of them. For one {unit} that is {_all_periods(plan, more[-1])}: "
+            f"The figures of several {several(_period(plan))} together tell more about whoever has "
+            f"records in all of them. For one {unit} with records {_all_periods(plan, more[-1])}: "
             f"{_promise(more[-1])}."
         )
         if plan.timeline.periods is None:
-            yield f"No last {_period(plan)} is fixed: the cost grows with each further one."
+            yield f"The series has no fixed end: epsilon grows with each further {_period(plan)}."
 
 
 def _promise(row: dict[str, float]) -> str:
@@ -126,8 +130,9 @@ def _promise(row: dict[str, float]) -> str:
             f"{pair}. That is weak: an attacker may be able to name nearly all of those in the data"
         )
     return (
-        f"{pair}. Suppose that an attacker names who is in the data, and is wrong about 1 of 100 "
-        f"that are not: then at most {rightly} of 100 that are in the data can be named"
+        f"{pair}. Suppose that an attacker guesses from the figures who is in the data. If the "
+        "attacker wrongly names 1 of 100 who are not in the data, then the attacker rightly names "
+        f"at most {rightly} of 100 who are"
     )
 
 
@@ -152,11 +157,15 @@ def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSectio
     unit, window = label_of(plan.unit.column, publication), length_name(plan, timeline.window)
     lasting = timeline.period
     span = "over the whole time" if lasting is None else f"in a {length_name(plan, lasting)}"
-    row = "" if privacy.per_key_bound is None else f", of them {privacy.per_key_bound:,} in one row"
+    row = (
+        ""
+        if privacy.per_key_bound is None
+        else f", at most {privacy.per_key_bound:,} of them in one row of the table"
+    )
     yield (
-        f"At most {privacy.contributions:,} records of one {unit} count {span}{row}. Further ones "
-        "are left out, so that numbers are too low where there are more"
-        + (", and figures may fall from window to window." if lasting is None else ".")
+        f"At most {privacy.contributions:,} records of one {unit} count {span}{row}. Further "
+        "records are left out, so that figures are too low where there are more"
+        + (f", and may fall from one {window} to the next." if lasting is None else ".")
     )
     if figures["selection"] is None:
         yield (
@@ -165,10 +174,11 @@ def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSectio
         )
     else:
         least = figures["selection"]["units_for_half_chance_easiest"]
-        again = f" A row that was published once stays in every later {window}."
+        again = f" Once published, it stays in every later {window}, also with smaller figures."
         yield (
-            f"A row is published only where the number of different {unit} with records is about "
-            f"{least:,} or more in a {window}. A missing row does not mean zero."
+            "To protect those who are in rows with few others, a row is published only if its "
+            f"count, with each {unit} counted once, is about {least:,} or more in a {window}. A "
+            "missing row does not mean zero."
             + again
             * (plan.design.remembers and not isinstance(plan.remember, int))
         )
@@ -176,8 +186,8 @@ def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSectio
         if aggregate.bounds is not None:
             low, high = (human(bound) for bound in aggregate.bounds)
             yield (
-                f"{label_of(aggregate.name, publication)}: single values below {low} count as "
-                f"{low}, and those above {high} as {high}."
+                f"{label_of(aggregate.name, publication)}: a value below {low} in one record "
+                f"counts as {low}, and one above {high} counts as {high}."
             )
     if plan.stamp != "event_time":
         late = timeline.allowed_lateness
@@ -191,14 +201,17 @@ def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSectio
 def withheld_text(share: float) -> str:
     """Return what is shown as too uncertain, and what follows for the others."""
     return (
-        f"Values whose noise has a standard deviation above {100 * share:.0f}% of them, and those "
-        "that are not above zero, are shown as “too uncertain”. Noise that lowers a value hides it "
-        "and noise that raises it shows it: shown values therefore lean high, the more so the "
-        "smaller they are. The downloads have all values, marked."
+        "A figure is shown as “too uncertain” if the standard deviation of its noise is above "
+        f"{100 * share:.0f}% of the figure, or if the figure is zero or negative. “Too "
+        "uncertain” does not mean zero. Noise that lowers a figure may hide it, and noise that "
+        "raises a figure may show it: therefore the figures that are shown are too high on "
+        "average, small ones most. The downloads have all figures, with a mark."
     )
 
 
-def _citation(figures: dict[str, Any], publication: PublicationSection) -> Iterator[str]:
+def _citation(
+    plan: Plan, figures: dict[str, Any], publication: PublicationSection
+) -> Iterator[str]:
     """Yield how the figures may be used and are cited."""
     if publication.licence:
         yield f"The figures may be used under the licence {publication.licence}."
@@ -209,4 +222,4 @@ def _citation(figures: dict[str, Any], publication: PublicationSection) -> Itera
         f"{cited.rstrip('.')}. Differentially private, epsilon {human_up(guarantee['epsilon'])}, "
         f"delta {human_up(guarantee['delta'])}; plan {figures['plan_hash'][:16]}."
     )
-    yield "Give each figure with its ±, and name the window it is of."
+    yield f"Give each figure with its ±, and name its {length_name(plan, plan.timeline.window)}."

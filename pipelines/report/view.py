@@ -322,7 +322,7 @@ def _account_text(report: Report, publication: PublicationSection) -> str | None
         return f"{text} Further releases of this series cost nothing more."
     period = length_name(report.plan, timeline.period)
     return (
-        f"{text} The next {period} costs epsilon {human_up(figures['epsilon'])} and delta "
+        f"{text} Each {period} costs epsilon {human_up(figures['epsilon'])} and delta "
         f"{human_up(figures['delta'])} for whoever has records in it."
     )
 

@@ -40,7 +40,7 @@ _LOOK_EVERY = 10.0
 
 
 class Terms(NamedTuple):
-    """What to do where expected files are missing.
+    """What to do if expected files are missing.
 
     Attributes:
         wait: microseconds to wait for them, before the run is refused; ``None``: not at all.
@@ -54,8 +54,8 @@ class Terms(NamedTuple):
         """Refuse terms of a job whose table has no ``expect``."""
         flag = "--wait" if self.wait is not None else "--incomplete"
         if job.expectation is None and (self.wait is not None or self.incomplete):
-            fix = f'write in the table, for example, expect = "{_EXAMPLE}"'
-            raise UsageError(flag, "is for a table that says which files it expects", fix)
+            fix = f'add to the table, for example, expect = "{_EXAMPLE}"'
+            raise UsageError(flag, "needs a table with `expect`", fix)
 
 
 #: Refuse at once.
@@ -116,7 +116,7 @@ def refuse_incomplete(
     missing = absent(job, periods)
     until = time.monotonic() + (terms.wait or 0) / 1e6
     if missing and terms.wait:
-        warn(f"waits for {names_text(missing)}")
+        warn(f"the run waits for missing files: {names_text(missing)}")
     while missing and time.monotonic() < until:
         time.sleep(min(_LOOK_EVERY, max(0.0, until - time.monotonic())))
         missing = absent(job, missing)
@@ -126,9 +126,11 @@ def refuse_incomplete(
     shorter = _complete_through(job.plan.timeline, noted, missing)
     raise RunError(
         FIELD,
-        f"names what is not there{waited}: {names_text(missing)}; nothing was charged or released",
-        "type the same command once the files are there, or with --wait 2h to wait for them, or"
-        f" with {through}--incomplete to release without them, which the releases say{shorter}",
+        f"names files that are missing{waited}: {names_text(missing)}; nothing was charged or"
+        " released",
+        "type the same command again when the files are there; or with --wait 2h, to wait for them;"
+        f" or with {through}--incomplete, to release without them, which the releases then"
+        f" say{shorter}",
     )
 
 
@@ -138,8 +140,8 @@ def _complete_through(timeline: Timeline, noted: Passes | None, missing: Sequenc
     if last <= (0 if noted is None else noted.done):
         return ""
     return (
-        f"; or with --through {time_text(moment_of(timeline.instant_of(last)))}, as far as"
-        " all is there"
+        f"; or with --through {time_text(moment_of(timeline.instant_of(last)))}, to release only"
+        " what is complete"
     )
 
 
@@ -177,8 +179,8 @@ def came_late(job: Job, passes: Passes | None = None) -> list[str]:
         return []
     more = f", and {len(windows) - _LISTED:,} more" if len(windows) > _LISTED else ""
     return [
-        "files have come for windows that were released without them, and their records count in"
-        f" none: {', '.join(windows[:_LISTED])}{more}. Fix: type `dpstream run {job.name} --fresh`"
+        "files came after their windows were released without them, so their records do not"
+        f" count: {', '.join(windows[:_LISTED])}{more}. Fix: type `dpstream run {job.name} --fresh`"
         " with the last --through, for a new run that counts them, at a new charge"
     ]
 
@@ -220,6 +222,6 @@ def unchecked(job: Job) -> list[str]:
         return []
     own = proposed(pattern, (source.first_file() or "").removeprefix(f"{job.path.parent}/"))
     return [
-        f"table.{job.section.table} does not say which files it expects, so nothing shows that all"
-        f' have come. Fix: write in it, for example, expect = "{own or _EXAMPLE}"'
+        f"table.{job.section.table} has no `expect`, so a run does not notice a missing file."
+        f' Fix: add to it, for example, expect = "{own or _EXAMPLE}"'
     ]

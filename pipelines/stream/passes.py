@@ -265,7 +265,7 @@ def expected(
     """
     timeline = job.plan.timeline
     if through is None and terms.incomplete:
-        raise UsageError("--incomplete", f"is of passes ({FLAG})", f"add {FLAG} end")
+        raise UsageError("--incomplete", f"needs {FLAG}", f"add {FLAG} end")
     upto = timeline.last_trigger_time if through is None else trigger_time_of(timeline, through)
     more = f"{FLAG} end " if through is None else ""
     return refuse_incomplete(job, noted, upto, more, terms, warn)

@@ -42,7 +42,7 @@ QUESTIONS = {
         "2024-01-01 UTC to 2024-03-25 UTC", "Exampleton",
     ),
     "How many rides started at Central in week 12, and how sure is that?": (
-        "Central", "1,212 ± 23.5", "2024-03-18 UTC", "95 of 100 times",
+        "Central", "1,212 ± 23.5", "2024-03-18 UTC", "95 of 100 cases",
     ),
     "Which of Central and Harbour had more?": (
         "1,212 ± 23.5", "912 ± 23.5", "differ by 30 ± 25: the first is larger",
@@ -52,12 +52,12 @@ QUESTIONS = {
         "At most 4 records of one rider count in a week",
     ),
     "I rode every week. Does that make me easier to find?": (
-        "in all 12 weeks", "100 that are in the data can be named",
+        "in all 12 weeks", "of 100 who are",
         "epsilon 6 for one rider in one week, ",
     ),
     "North is not in the table: did nobody ride there?": ("A missing row does not mean zero.",),
     "Why does Mill have no number?": (
-        "too uncertain", "24 of 72 figures are withheld", "shown therefore lean high",
+        "too uncertain", "24 of 72 figures are withheld", "shown are too high on average",
     ),
     "May I use it in my article, and how do I cite it?": (
         "licence CC-BY-4.0", "Office for statistics: Rides of the city's bicycles. Differentially",
@@ -66,7 +66,7 @@ QUESTIONS = {
     "Whom do I ask, and when do new figures come?": ("statistics@example.org", "every Monday"),
     "Is there a limit, and what do further weeks cost me?": (
         "may cost at most epsilon 9 at delta 1e-6 for one rider", "100% is left",
-        "The next week costs epsilon 6 and delta 1e-9",
+        "Each week costs epsilon 6 and delta 1e-9",
     ),
 }  # fmt: skip
 

@@ -335,7 +335,7 @@ def test_final_values_of_every_window(make_job: MakeJob, tmp_path: Path) -> None
     tips = [json.loads(a["data-tips"] or "") for a in page.every("div") if a.get("data-tips")]
     assert "2024-01-12 UTC to 2024-01-13 UTC: " in tips[0][-1][2] and "±" in tips[0][-1][2]
     assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y, _ in tips[0])
-    assert "figures may fall from window to window" in text
+    assert "may fall from one day to the next" in text
 
 
 def test_a_fall_is_no_fall_of_contributions_where_each_period_has_its_own(

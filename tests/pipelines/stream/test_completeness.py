@@ -190,7 +190,7 @@ def test_a_pass_needs_what_no_pass_has_needed(tmp_path: Path) -> None:
     for through, there in ((DAYS[2], False), (DAYS[3], True)):
         if there:
             write(folder, DAYS[2])
-        assert "not there: raw/date=2024-01-02/*.csv.gz" in refusal(folder, through)
+        assert "missing: raw/date=2024-01-02/*.csv.gz" in refusal(folder, through)
         if not there:
             write(folder, DAYS[2])
             result = run(folder, through, Terms(incomplete=True))
@@ -213,7 +213,8 @@ def test_a_run_waits_and_then_goes_on_or_is_refused(tmp_path: Path) -> None:
         write(folder, DAYS[6])
 
     run_job(job, through=WEEK, terms=Terms(wait=200_000), warn=warn)
-    assert waited == ["waits for raw/date=2024-01-07/*.csv.gz"] and len(released(folder)) == 1
+    assert waited == ["the run waits for missing files: raw/date=2024-01-07/*.csv.gz"]
+    assert len(released(folder)) == 1
 
 
 def test_flags_of_a_run_that_expects_files(tmp_path: Path, refused: Refused) -> None:
