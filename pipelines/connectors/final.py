@@ -11,10 +11,12 @@ of the newest release that holds the key.  It is post-processing of releases, an
   value must not be shown, whatever else is true of it.  A value that is zero, negative or null is
   too uncertain, because no share of it bounds its noise;
 * ``not final``: a later trigger of the window is to come;
+* ``incomplete``: the newest release was published without a file that was expected;
 * ``final``.
 
 **Sources.**  A sink of files has every release, so its folder is read, and the secret is not
-needed.  Of other sinks the store is read; windows whose releases it has dropped are left out.
+needed, and which files were missing is read from the store, if it can be.  Of other sinks the
+store is read; windows whose releases it has dropped are left out.
 
 **When it is written.**  `dpstream run` writes it at the end of a pass or run with files as its
 sink.  A stream without end has no end of a pass, and stopping it must not take longer the older it
@@ -50,14 +52,17 @@ from dpstream.pipelines.formats.encodings import (
     read_parts,
     release_paths,
 )
+from dpstream.pipelines.jobs.committed import stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.state.disk_errors import file_errors
 from dpstream.state.durable import make_folder, replacing
+from dpstream.state.passes import missing_names, noted_passes
 from dpstream.state.store import Store
 
 #: Name of the file in the folder of the releases, without its ending.
 FINAL = "final"
-TOO_UNCERTAIN, NOT_FINAL, IS_FINAL = "too uncertain", "not final", "final"
+TOO_UNCERTAIN, NOT_FINAL, INCOMPLETE = "too uncertain", "not final", "incomplete"
+IS_FINAL = "final"
 #: How the text files begin.
 _BEGINS = {"csv": b'"window_start","window_end",', "jsonl": b'{"window_start":'}
 _INSTANT = pa.timestamp("us", "UTC")
@@ -68,11 +73,13 @@ class FinalWindow(NamedTuple):
 
     Attributes:
         number: of the window; ``trigger``: of its newest release.
+        incomplete: whether that one was published without an expected file.
         rows: key columns, values and their sds, in order of keys.
     """
 
     number: int
     trigger: int
+    incomplete: bool
     rows: Iterator[pa.RecordBatch]
 
 
@@ -96,13 +103,16 @@ def final_in(job: Job, folder: Path) -> FinalTable:
     Raises:
         UsageError: nothing was released there, or by a run of another plan.
     """
-    facts, plan = facts_in(folder), job.plan
+    facts, plan, passes = facts_in(folder), job.plan, stored_passes(job)
     if facts["run"]["plan_hash"] != plan.hash:
         raise UsageError(
             "sink.path",
             "holds releases of another plan",
             "give the job they were made with: any other would state a wrong guarantee",
         )
+
+    def lacks_files(window: int, trigger: int) -> bool:
+        return bool(missing_names(passes, plan.timeline, window, trigger))
 
     def windows() -> Iterator[FinalWindow]:
         paths = (path for path in release_paths(folder) if path.suffix == f".{job.sink.kind}")
@@ -117,7 +127,7 @@ def final_in(job: Job, folder: Path) -> FinalTable:
             )
             # A release is in order of keys already; several are merged.
             ordered = rows if len(needed) == 1 else _in_order(plan, rows)
-            yield FinalWindow(number, needed[0], ordered)
+            yield FinalWindow(number, needed[0], lacks_files(number, needed[0]), ordered)
 
     return FinalTable(plan, facts, windows())
 
@@ -129,6 +139,7 @@ def final_of(plan: Plan, store: Store, facts: dict[str, Any]) -> FinalTable:
         plan: as the store's run was begun with; facts: of the run.
     """
     shards, dropped = store.identity.shards, store.retained_windows.dropped
+    passes = noted_passes(store)
 
     def windows() -> Iterator[FinalWindow]:
         for number, last in sorted(store.completed(shards).items()):
@@ -138,7 +149,8 @@ def final_of(plan: Plan, store: Store, facts: dict[str, Any]) -> FinalTable:
                     for trigger in _needed(plan, range(last, 0, -1))
                     for shard in range(shards)
                 )
-                yield FinalWindow(number, last, _in_order(plan, rows))
+                incomplete = bool(missing_names(passes, plan.timeline, number, last))
+                yield FinalWindow(number, last, incomplete, _in_order(plan, rows))
 
     return FinalTable(plan, facts, windows())
 
@@ -193,8 +205,10 @@ def _batches(table: FinalTable, job: Job) -> Iterator[pa.RecordBatch]:
     width = half_width("geometric" if geometric else "gaussian")
     publication = job.section.publication
     limit = None if publication is None else publication.uncertain_above
-    for number, trigger, parts in table.windows:
-        status = IS_FINAL if trigger == plan.timeline.triggers else NOT_FINAL
+    for number, trigger, incomplete, parts in table.windows:
+        status = INCOMPLETE if incomplete else IS_FINAL
+        if trigger != plan.timeline.triggers:
+            status = NOT_FINAL
         for rows in parts:
             size = rows.num_rows
             columns = [

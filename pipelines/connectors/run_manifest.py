@@ -160,6 +160,7 @@ def write_manifest(run: Run, sink: Sink) -> None:
         RunError: it cannot be written.
     """
     mine = manifest_of(run, sink.kind)
+    refuse_foreign(mine, sink)  # before the facts of this run lie beside another run's manifest
     sink.put_manifest(mine)
     refuse_foreign(mine, sink)
 

@@ -11,6 +11,7 @@ begun with.  Only public parts are read.  A store that cannot be read counts as 
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -23,12 +24,14 @@ from dpstream.accounting.tuning.answer import Figures, Tuned
 from dpstream.accounting.tuning.question import canonical_names
 from dpstream.pipelines.formats.receipt import Header, header_of
 from dpstream.pipelines.project.text import duration_micros
+from dpstream.state import open as stores
+from dpstream.state.passes import Passes, noted_passes
 
 if TYPE_CHECKING:
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.project.job_section import ChoiceSection
     from dpstream.state.ledger.open import AccountPlace
-    from dpstream.state.store import RunIdentity
+    from dpstream.state.store import RunIdentity, Store
 
 _AGAIN = "run `dpstream choose` on the data set's account, or restore the section it wrote"
 
@@ -221,3 +224,22 @@ def committed(job: "Job") -> Committed | None:
         return Committed(identity.run_id, *calibrated(job.plan, identity.calibration))
     except (DpstreamError, OSError):
         return None
+
+
+@contextlib.contextmanager
+def opened_store(job: "Job") -> Iterator["Store | None"]:
+    """Yield the store of a job's run; ``None``: there is none of its plan that can be read."""
+    url, store = job.state.store or "", None
+    with contextlib.suppress(DpstreamError):
+        store = stores.backend(url).open(job.plan) if stores.exists(url) else None
+    try:
+        yield store if store and store.identity.plan_hash == job.plan.hash else None
+    finally:
+        if store is not None:
+            store.close()
+
+
+def stored_passes(job: "Job") -> Passes | None:
+    """Return the passes in a job's store."""
+    with opened_store(job) as store:
+        return None if store is None else noted_passes(store)

@@ -20,15 +20,14 @@ from dpstream.accounting.figures import moment_of, time_text
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import Name, ReadableSink
+from dpstream.pipelines.jobs.committed import opened_store, stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.metrics import DUE_METRICS, textfile
 from dpstream.pipelines.render.page import write_own
 from dpstream.pipelines.stream.completeness import (
     absent,
     came_late,
-    opened_store,
     required_periods,
-    stored_passes,
     window_text,
 )
 from dpstream.state.durable import PUBLIC

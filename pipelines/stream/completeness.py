@@ -14,23 +14,22 @@ names are there (`pipelines.project.expected`): never of a record, of another na
 files have one.
 """
 
-import contextlib
 import glob
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpstream.accounting.errors import DpstreamError, RunError, UsageError
+from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.pipelines.jobs.committed import stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.expected import FIELD, files_of, proposed
-from dpstream.state import open as stores
-from dpstream.state.passes import Passes, Period, closed_without, noted_passes
+from dpstream.state.passes import Passes, Period, closed_without
 
 if TYPE_CHECKING:
-    from dpstream.state.store import Store
+    pass
 
 _EXAMPLE = "raw/date={day}/*.csv.gz"
 #: Names that a message lists.
@@ -183,25 +182,6 @@ def came_late(job: Job, passes: Passes | None = None) -> list[str]:
         f" count: {', '.join(windows[:_LISTED])}{more}. Fix: type `dpstream run {job.name} --fresh`"
         " with the last --through, for a new run that counts them, at a new charge"
     ]
-
-
-@contextlib.contextmanager
-def opened_store(job: Job) -> Iterator["Store | None"]:
-    """Yield the store of a job's run; ``None``: there is none of its plan that can be read."""
-    url, store = job.state.store or "", None
-    with contextlib.suppress(DpstreamError):
-        store = stores.backend(url).open(job.plan) if stores.exists(url) else None
-    try:
-        yield store if store and store.identity.plan_hash == job.plan.hash else None
-    finally:
-        if store is not None:
-            store.close()
-
-
-def stored_passes(job: Job) -> Passes | None:
-    """Return the passes in a job's store."""
-    with opened_store(job) as store:
-        return None if store is None else noted_passes(store)
 
 
 def window_text(timeline: Timeline, bounds: tuple[int, int]) -> str:

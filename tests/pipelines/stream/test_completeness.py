@@ -175,6 +175,11 @@ def test_what_is_released_as_incomplete_says_so_whenever_it_is_asked(tmp_path: P
     paths = [folder / "out" / name for name in sorted(released(folder))]
     facts = [json.loads(pq.read_schema(path).metadata[b"dpstream"]) for path in paths]
     assert [each.get("incomplete") for each in facts] == [[name], None]
+    final = pq.read_table(folder / "out" / "final.parquet")
+    column = next(each for each in final.schema.names if each.endswith("_quality"))
+    qualities = final.group_by("window_start").aggregate([(column, "distinct")])
+    by_window = qualities.sort_by("window_start").column(f"{column}_distinct").to_pylist()
+    assert by_window == [["incomplete"], ["final"]]
     page = ("--out", tmp_path / "page.html")
     for command, more in (("run", ()), ("plan", ()), ("report", page)):
         stores.close_all()
