@@ -89,7 +89,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 # Locks, all hashed: what development needs, what images run (deploy/runtime.lock), what the
-# launcher of Dataflow runs beyond that, what the peers of the benchmarks need, and what builds the
+# launcher of Dataflow runs beyond that, what the peers of the benchmarks and Airflow need, and what builds the
 # wheel (deploy/build.lock).
 # Versions stay unless UPGRADE=--upgrade is given.
 EXTRAS := spanner gcp-secrets pubsub kafka yaml bigquery sql
@@ -106,6 +106,7 @@ locks:
 	$(LOCK) pyproject.toml --extra peers --constraint deploy/runtime.lock \
 	  --output-file tests/bench/environments/peers.lock
 	$(LOCK) tests/bench/environments/smartnoise.in --output-file tests/bench/environments/smartnoise.lock
+	$(LOCK) tests/bench/environments/airflow.in --output-file tests/bench/environments/airflow.lock
 	$(LOCK) --group pyproject.toml:build --constraint requirements.lock \
 	  --output-file deploy/build.lock
 	sed -i "s/^pysqlite3==[0-9.]*/& ; platform_machine == 'x86_64'/" requirements.lock \

@@ -243,6 +243,7 @@ def test_a_changed_dockerfile_is_seen(old: str, new: str) -> None:
 LOCKS = {name: (ROOT / name).read_text() for name in
          ("requirements.lock", "deploy/runtime.lock", "deploy/dataflow/launcher.lock",
           "tests/bench/environments/peers.lock", "tests/bench/environments/smartnoise.lock",
+         "tests/bench/environments/airflow.lock",
           "deploy/build.lock")}  # fmt: skip
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOOLS = {

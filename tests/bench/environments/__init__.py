@@ -1,6 +1,6 @@
-"""Environments of their own for benchmarks against peers, made by the benchmark's command.
+"""Environments of their own for peers of benchmarks and for Airflow, made where they are used.
 
-A peer's pins need not agree with those of this project's tests, so each environment has a lock of
+Their pins need not agree with those of this project's tests, so each environment has a lock of
 its own beside this file (`make locks`), is filled from it by hash, and is kept below ``.tools``
 under the lock's digest: another lock is another environment.
 """
