@@ -54,6 +54,7 @@ class Terms(NamedTuple):
         flag = "--wait" if self.wait is not None else "--incomplete"
         if job.expectation is None and (self.wait is not None or self.incomplete):
             fix = f'add to the table, for example, expect = "{_EXAMPLE}"'
+            fix = "leave it out: this source has no end" if job.source.unbounded else fix
             raise UsageError(flag, "needs a table with `expect`", fix)
 
 

@@ -214,6 +214,7 @@ def due(
     if job.source.unbounded:
         if through is not None:
             raise UsageError(FLAG, "is for files, which end", "leave it out")
+        terms.check(job)
         ended = job.plan.timeline.end is not None and begun_of(job).ended
         yield DueInput(None if ended else input_of(job))
         return

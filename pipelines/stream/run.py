@@ -209,7 +209,8 @@ def run_job(
         engine, source = make_runner(runner, beam_args), input_of(job)
         _check_engine(engine, source)
         _recorded(job, source, engine)
-        passes.expected(job, None, through, terms, warn)
+        if not job.source.unbounded:
+            passes.expected(job, None, through, terms, warn)
         for name, path in set_aside(job, accept).items():
             warn(f"The old run's {name} moved to {path}.")
     result = None

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dpstream.pipelines.connectors.write import dead_letter_folder, write_dead_l
 from dpstream.pipelines.formats.rows import Refused
 from dpstream.pipelines.jobs.job import Job, load_job
 from dpstream.pipelines.stream.begin import begin
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.sqlite.file import connect, swap_metadata
 from dpstream.state.transfer import DELIVERED
@@ -229,6 +231,13 @@ def test_what_needs_a_store_or_releases_says_so(tmp_path: Path, kind: str) -> No
     refused("store", 2, "state", "reshard", "--project", path, "--shards", "3")
     refused("sink.path", 2, "report", "--project", path, "--out", tmp_path / "r.html")
     refused("--runner", 2, "run", "--project", path)
+    refused("--wait", 2, "run", "--project", path, "--wait", "2h", "--runner=PrismRunner")
+
+
+def test_a_fresh_run_of_a_stream_expects_no_file(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert run_job(load_job(job_file(tmp_path)), "PrismRunner", stop=stop, fresh=True).stopped
 
 
 def test_choose(tmp_path: Path) -> None:
