@@ -4,7 +4,7 @@ Each is a list of arguments and starts without a shell, in the project file's fo
 environment has three variables and no other, so that it gets no secret of this process:
 ``DPSTREAM_JOB``, ``DPSTREAM_WINDOW`` (the first and the last instant of the newest window that was
 due) and ``DPSTREAM_STATE`` (``complete``; ``incomplete``: released without expected files;
-``failed``).
+``failed``).  A run that is stopped starts neither: not all that is due is out.
 
 **Public.**  All three are functions of the job, of the clock and of which expected names are there;
 that a run has failed is told by its exit code too.  No message, duration or number of rows goes to
@@ -47,6 +47,8 @@ def announcing(job: Job, through: str | None) -> Iterator[Callable[[Result], Non
             say(error)
         raise
     for result in results:
+        if result.stopped:
+            continue
         state = "incomplete" if result.missing else "complete"
         _start(job, "success", state, result.through)
 

@@ -1,11 +1,15 @@
 """The commands of a job that tell others how its run has ended."""
 
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.notice import announcing
+from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.pipelines.cli.called import call, printed
 from tests.pipelines.stream.test_completeness import DAYS, WEEK, week, write
@@ -58,3 +62,17 @@ def test_what_a_command_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         )
         project.write_text(text)
         stores.close_all()
+
+
+def test_a_run_that_was_stopped_tells_nobody(tmp_path: Path) -> None:
+    folder = week(tmp_path / "job")
+    project, stop = folder / "dpstream.toml", threading.Event()
+    command = 'success = ["touch", "told"]\nstore ='
+    project.write_text(project.read_text().replace("store =", command))
+    job = load_job(folder)
+    for stopped in (True, False):
+        stop.set() if stopped else stop.clear()
+        with announcing(job, WEEK) as ended:
+            run_job(job, stop=stop, through=WEEK, deliver=ended)
+        stores.close_all()
+        assert (folder / "told").exists() is not stopped
