@@ -128,15 +128,17 @@ def _json(value: Any) -> str:
 
 def _guarantee(facts: dict[str, Any]) -> str:
     """The guarantee of one unit in one line."""
-    pair = facts["guarantee"]
+    pair, stamps = facts["guarantee"], facts["run"]["stamps"]
+    if stamps:
+        return f"none: {', '.join(stamps)}"
     return f"epsilon {up(pair['epsilon'])} at delta {up(pair['delta'])}, {facts['unit']['text']}"
 
 
 def _lifetime(facts: dict[str, Any]) -> str:
     """The guarantee of a person of all periods in one line."""
-    every = facts["lifetime"]
-    if every is None:
-        return "none: the guarantee does not hold"
+    every, stamps = facts["lifetime"], facts["run"]["stamps"]
+    if stamps:
+        return f"none: {', '.join(stamps)}"
     if every == UNBOUNDED:
         return "without a bound: the job has no last period"
     pair = f"epsilon {up(every['epsilon'])} at delta {up(every['delta'])}"

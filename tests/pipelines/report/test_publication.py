@@ -106,9 +106,13 @@ def test_a_run_with_a_test_secret_has_no_entry(make_job: Callable[..., Job]) -> 
     code, text = publish(job, out)
     assert code == 0 and "INSECURE: do not publish; deployment.yaml was not written." in text
     assert not (out / "deployment.yaml").exists()
-    assert (
-        "**INSECURE: this is not to be published.**" in (out / publication.METHODOLOGY).read_text()
-    )
+    page = (out / publication.METHODOLOGY).read_text()
+    assert "**INSECURE: this is not to be published.**" in page
+    assert "| guarantee | none: INSECURE |" in page and "| lifetime | none: INSECURE |" in page
+    metadata = json.loads((out / "metadata.jsonld").read_text())
+    assert {metadata[f"dpstream:{name}"] for name in ("guarantee", "lifetime")} == {
+        "none: INSECURE"
+    }
 
 
 @pytest.mark.parametrize("name", [*NAMES, "deployment.yaml"])
