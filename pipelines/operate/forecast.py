@@ -21,7 +21,6 @@ import numpy as np
 
 from dpstream.accounting.budget.allocation import allocate
 from dpstream.accounting.composition import Limit
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.figures import second_text
 from dpstream.accounting.periods import person_total
 from dpstream.accounting.plan.unit import UnitIdentity
@@ -33,8 +32,9 @@ from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import read_history
 
 _DAY = 86_400_000_000
-#: Charges of a forecast; each composes with all before it.
-_MOST = 500
+#: Runs of a job in a forecast, which ends sooner where there are more: each composes with all
+#: before it.
+_MOST = 100
 #: Dates at which the picture shows what a person has spent.
 _DATES = 60
 
@@ -60,7 +60,7 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
         now, until: microseconds since 1970.
 
     Raises:
-        UsageError: there is no account, a job cannot be read, or there are more than 500 runs.
+        UsageError: there is no account, or a job cannot be read.
         PolicyError: the account has no limit per unit, or a job protects another unit.
     """
     data_set, _ = project.data_set(data_set, "DATA_SET")
@@ -68,7 +68,8 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
     account = read_history(place)
     filters, spent, charges = account.filters, account.spent, list(account.charges)
     unit, refused, rows = account.created.unit, dict[str, dict[str, Any]](), list[dict[str, Any]]()
-    for run in _runs(project, data_set, account.charges, now, until):
+    runs, until = _runs(project, data_set, account.charges, now, until)
+    for run in runs:
         job = str(run.charge.label)
         if job in refused:
             continue
@@ -120,28 +121,29 @@ def in_five_years(now: int) -> int:
 
 def _runs(
     project: Project, data_set: str, charges: Iterable[Charge], now: int, until: int
-) -> list[Run]:
-    """The runs of the account and those that follow from the project file, in order of time."""
+) -> tuple[list[Run], int]:
+    """The runs of the account and those that follow from the project file, in order of time, and
+    the instant until which they are all."""
     runs = [_charged(charge) for charge in charges if charge.kind == "stream"]
     plans = {run.charge.plan_hash for run in runs}
     for name in project.sections.job:
         if described(project, name, project.job(name)[1].table)[1] != data_set:
             continue
         job = job_in(project, name)
+        expected = 0
         for run in _repeated(job):
             if run.begins > until:
+                break
+            if expected == _MOST:
+                until = run.begins
                 break
             begun = run.charge.run_id == "" and run.charge.plan_hash in plans
             if begun or (run.charge.run_id and run.ends is not None and run.ends <= now):
                 continue
             runs.append(run)
-            if len(runs) > _MOST:
-                raise UsageError(
-                    "--until",
-                    f"has more than {_MOST} runs before it",
-                    "name an earlier date",
-                )
-    return sorted(runs, key=lambda run: (run.begins, not run.charged))
+            expected += 1
+    runs = [run for run in runs if run.begins <= until]
+    return sorted(runs, key=lambda run: (run.begins, not run.charged)), until
 
 
 def _charged(charge: Charge) -> Run:

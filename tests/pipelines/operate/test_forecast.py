@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpstream.accounting.budget.allocation import allocate
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.account_view import view
 from dpstream.pipelines.operate.forecast import forecast
@@ -125,5 +125,6 @@ def test_the_page_and_the_table(tmp_path: Path) -> None:
     for run in printed(call(*command, "--json").output)["runs"]:
         assert run["begins"] in table.output and run["begins"] in out.read_text()
     assert call("account", "forecast", "--project", file, "--until", "2020-01-01").exit_code == 2
-    with pytest.raises(UsageError):
-        foreseen(file, micros(2026 + 2000))
+    # Where a job has too many runs before the date, the forecast ends sooner, and says when.
+    many = foreseen(file, micros(2026 + 2000))
+    assert len(many["runs"]) <= 101 and many["until"] < "2200"
