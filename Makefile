@@ -146,8 +146,8 @@ crane: .tools/bin/crane
 axe: .tools/axe/axe.min.js
 
 .tools/axe/axe.min.js: | $(READY)
-	echo axe-playwright-python==0.1.8 --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8 | $(BIN)/uv pip install \
-	  --quiet --no-deps --require-hashes --target .tools/axe/package --requirements -
+	echo axe-playwright-python==0.1.8 --hash=sha256:fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8 | \
+	  $(BIN)/uv pip install --quiet --no-deps --require-hashes --target .tools/axe/package --requirements -
 	cp .tools/axe/package/axe_playwright_python/axe.min.js $@
 
 clean:
