@@ -74,11 +74,15 @@ COMPUTATIONAL = (
 )
 
 
-def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str, Any]:
+def describe(
+    plan: Plan, budget: Budget, tuned: Tuned | None = None, epochs: int = 1
+) -> dict[str, Any]:
     """Return the figures of the guarantee and of the mechanism that ``dpstream plan`` prints.
 
     Args:
         tuned: where C and clamps come from, if the job says so.
+        epochs: how often the run has drawn: a run that was restored without its input draws anew,
+            and the guarantee is that of all epochs together (`accounting.facts`).
 
     Returns:
         ``guarantee``, ``unit``, ``split`` of delta and mu^2 (of epsilon where ``law`` is
@@ -92,13 +96,14 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         most periods that one window can meet; ``unit.for_ever``: one budget covers a stream
         without end.
     """
+    of_all = of_periods(plan, budget, epochs)
     return {
         "plan_hash": plan.hash,
         "guarantee": {
             "sound": budget.has_guarantee,
-            "epsilon": budget.epsilon,
-            "delta": budget.delta,
-            "text": _guarantee_text(plan, budget),
+            "epsilon": of_all["epsilon"],
+            "delta": of_all["delta"],
+            "text": _guarantee_text(plan, budget, of_all),
             "neighbours": NEIGHBOURS,
             "computational": COMPUTATIONAL,
         },
@@ -124,7 +129,7 @@ def describe(plan: Plan, budget: Budget, tuned: Tuned | None = None) -> dict[str
         "tau": None if budget.tau is None else _by_trigger(plan, _tau(budget)).tolist(),
         "selection": _selection(plan, budget),
         "columns": [_column(plan, budget, a) for a in plan.aggregates],
-        "periods": _periods(plan, budget) if budget.has_guarantee else [],
+        "periods": _periods(plan, budget, epochs) if budget.has_guarantee else [],
         "periods_rule": _periods_rule(plan, budget),
         "publishing": _publishing(plan),
         "choice": tuned.describe(plan, budget) if tuned else None,
@@ -145,8 +150,8 @@ def _for_ever(plan: Plan) -> bool:
     return plan.timeline.end is None and plan.timeline.period is None
 
 
-def _guarantee_text(plan: Plan, budget: Budget) -> str:
-    figures = guarantee_pair(budget.epsilon, budget.delta)
+def _guarantee_text(plan: Plan, budget: Budget, of_all: dict[str, float]) -> str:
+    figures = guarantee_pair(of_all["epsilon"], of_all["delta"])
     pure = " (pure epsilon)" if budget.plain and not budget.delta else ""
     claim = f"{figures}-differential privacy{pure} of everything published, for {unit_text(plan)}"
     return claim if budget.has_guarantee else f"{NOT_SOUND} ({claim})"
@@ -237,12 +242,13 @@ def _column(plan: Plan, budget: Budget, aggregate: Aggregate) -> dict[str, Any]:
     }
 
 
-def _periods(plan: Plan, budget: Budget) -> list[dict[str, float]]:
-    """Guarantee for a person of k periods; ``plan.unit`` and ``budget.thresholds`` have the
-    argument."""
+def _periods(plan: Plan, budget: Budget, epochs: int) -> list[dict[str, float]]:
+    """Guarantee for a person of k periods in all epochs; ``plan.unit`` and ``budget.thresholds``
+    have the argument."""
     most = plan.timeline.periods or OPEN_PERIODS
     powers = [1 << i for i in range(most.bit_length())]
-    return [of_periods(plan, budget, k) for k in sorted({*powers, most})]
+    numbers = sorted({*powers, most})
+    return [of_periods(plan, budget, k * epochs) | {"periods": k} for k in numbers]
 
 
 def of_periods(plan: Plan, budget: Budget, k: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ records of a window up to the trigger it has come to, before a unit's contributi
 error therefore holds the noise and what bounding leaves out.
 """
 
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ from dpstream.dp_transforms.decision import Batch, expand, open_windows
 from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
-from dpstream.pipelines.connectors.registry import input_of
+from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.jobs.committed import committed
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.page import mark_of, write_own
@@ -270,7 +271,9 @@ def build(job: Job, truth: Path | None = None) -> Report:
     plan, budget = _in_force(job, releases)
     findings = collect(job.plan, releases)
     decades = None if truth is None else by_size(job, truth, releases, findings)
-    figures = describe(plan, budget) | {"plan_hash": job.plan.hash}
+    with contextlib.closing(sink_of(job)) as sink:
+        epochs = 1 + max((each.epoch for each in sink.manifests() if each is not None), default=0)
+    figures = describe(plan, budget, epochs=epochs) | {"plan_hash": job.plan.hash}
     damaged = input_of(job).damaged()
     account = None if job.ledger is None else _account(job.ledger)
     return Report(job, plan, budget, figures, releases, findings, decades, damaged, account)

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import required
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.report.report import build
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
@@ -424,6 +425,8 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     new = set(after) - set(before)
     # The instant lies in the third day's first cell: that window is open and given up too.
     assert {Path(n).parent.name for n in new} == {"window-000003"} and len(new) == 4
+    page = build(load_job(job)).figures
+    assert 20 < page["guarantee"]["epsilon"] == pytest.approx(restore["epsilon"], rel=1e-3)
     assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
     assert run(job).resumed and files(out) == after
 
