@@ -167,12 +167,12 @@ def golden_job(name: str, stream: Path, folder: Path) -> Job:
 
 
 def published(job: Job) -> dict[str, bytes]:
-    """Name -> bytes of every file below the sink's folder."""
+    """Name -> bytes of the manifest and every release below the sink's folder."""
     root = Path(job.sink.path)
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file()
+        if path.is_file() and (path.name == "run.json" or path.parent != root)
     }
 
 

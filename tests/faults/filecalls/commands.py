@@ -534,6 +534,9 @@ ALL: Mapping[str, Command] = {**COMMANDS, **READ_ONLY}
 #: Commands without a question of anybody's data, which write what is made anew each time.
 APART = {
     "demo": "public flights and a stream's own commands, minutes long",
+    "account forecast": "one page that it can write again, from public figures",
+    "due": "one file of metrics that it can write again, from public facts",
+    "state final": "one table that it can write again, from releases; `run` writes it too",
     "doctor": "a folder that it removes, to see how long a sync takes",
 }
 
