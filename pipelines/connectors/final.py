@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.facts import FACTS, encoded
 from dpstream.accounting.places import RELEASE_KINDS, ReleaseKind
@@ -220,7 +221,9 @@ def _batches(table: FinalTable, job: Job) -> Iterator[pa.RecordBatch]:
                 value, sd = (_defined(rows.column(name)) for name in (a.name, f"{a.name}_sd"))
                 half = pc.multiply(sd, width)
                 columns += [value, sd, pc.subtract(value, half), pc.add(value, half)]
-                columns.append(pc.if_else(_too_uncertain(value, sd, limit), TOO_UNCERTAIN, status))
+                values, sds = (each.to_numpy(zero_copy_only=False) for each in (value, sd))
+                withheld = pa.array(too_uncertain(values, sds, limit))
+                columns.append(pc.if_else(withheld, TOO_UNCERTAIN, status))
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -229,12 +232,16 @@ def _defined(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(column), None, column)
 
 
-def _too_uncertain(value: pa.Array, sd: pa.Array, limit: float | None) -> pa.Array:
-    """(n,) whether the sd is more than the share ``limit`` of the value."""
-    if limit is None:
-        return pa.array(np.zeros(len(value), np.bool_))
-    within = pc.and_(pc.greater(value, 0.0), pc.less_equal(sd, pc.multiply(value, limit)))
-    return pc.invert(pc.fill_null(within, False))
+def too_uncertain(values: Float64, sds: Float64, share: float | None) -> Bool:
+    """Return which values are not shown: the sd is above a share of them, or they are not above 0.
+
+    Args:
+        values, sds: (n,) NaN where none is defined.
+        share: `PublicationSection.uncertain_above`; ``None``: all are shown.
+    """
+    if share is None:
+        return np.zeros(len(values), np.bool_)
+    return ~((values > 0) & (sds <= share * values))
 
 
 def write_final(table: FinalTable, job: Job, out: Path, field: str = "sink.path") -> int:
@@ -266,7 +273,8 @@ def _is_final(path: Path, kind: ReleaseKind) -> bool:
     """Whether a file begins as a final table does, or is one without rows."""
     if kind != "parquet":
         with open(path, "rb") as file:
-            return file.read(len(_BEGINS[kind])) in (_BEGINS[kind], b"" * (kind == "jsonl"))
+            begin = file.read(len(_BEGINS[kind]))
+        return begin == _BEGINS[kind] or (kind == "jsonl" and not begin)
     try:
         schema = pq.read_schema(path)
         return FACTS.encode() in (schema.metadata or {}) and schema.names[0] == "window_start"

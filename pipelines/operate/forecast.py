@@ -31,7 +31,7 @@ from dpstream.pipelines.project.source import described
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.open import read_history
 
-_DAY = 86_400_000_000
+_DAY_MICROS = 86_400_000_000
 #: Runs of a job in a forecast, which ends sooner where there are more: each composes with all
 #: before it.
 _MOST = 100
@@ -116,7 +116,7 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
 
 def in_five_years(now: int) -> int:
     """Return the end of a forecast that nobody gave: a day, in microseconds."""
-    return (now // _DAY + 5 * 365) * _DAY
+    return (now // _DAY_MICROS + 5 * 365) * _DAY_MICROS
 
 
 def _runs(

@@ -7,7 +7,6 @@ sink got or will get, so a lost sink can be written again.
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -19,7 +18,7 @@ import msgspec
 from dpstream.accounting.budget.calibration import begun, calibrated
 from dpstream.accounting.errors import NEW_RUN, DpstreamError, PolicyError, UsageError
 from dpstream.accounting.figures import EPOCH
-from dpstream.accounting.gaussian import epsilon_of
+from dpstream.accounting.guarantee import of_periods
 from dpstream.accounting.limits import MAX_SHARDS
 from dpstream.accounting.places import ReleaseKind
 from dpstream.accounting.plan.timeline import Timeline
@@ -451,20 +450,9 @@ def _given_up(job: Job, store: Store, instant: int) -> Abandon:
 
 def spent(job: Job, identity: RunIdentity) -> dict[str, float]:
     """Return the joint cost of all epochs of a run; each draws new noise, so they compose."""
-    plan, epochs = job.plan, identity.epoch + 1
-    budget = calibrated(plan, identity.calibration).budget
-    thresholds = plan.privacy.contributions * budget.b
-    if budget.plain:
-        epsilon = epochs * budget.epsilon * (1 + 1e-15)
-        return {"epochs": epochs, "mu": 0.0, "epsilon": epsilon, "delta": epochs * budget.delta}
-    mu = math.sqrt(epochs) * budget.mu * (1 + 1e-15)
-    gaussian = plan.privacy.delta - thresholds
-    return {
-        "epochs": epochs,
-        "mu": mu,
-        "epsilon": epsilon_of(mu, gaussian),
-        "delta": gaussian + epochs * thresholds,
-    }
+    epochs, budget = identity.epoch + 1, calibrated(job.plan, identity.calibration).budget
+    cost = of_periods(job.plan, budget, epochs)
+    return {"epochs": epochs, **{name: cost[name] for name in ("mu", "epsilon", "delta")}}
 
 
 def reshard(job: Job, shards: int, progress: Progress | None = None) -> str | None:

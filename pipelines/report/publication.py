@@ -147,7 +147,7 @@ def _lifetime(facts: dict[str, Any]) -> str:
 
 def _methodology(report: Report, facts: dict[str, Any], publication: PublicationSection) -> str:
     """The methodology as Markdown: the text of the page, then the exact figures."""
-    lines = [f"{_MARKS[METHODOLOGY]}", f"# Methodology: {publication.title}", ""]
+    lines = [f"{_MARKS[METHODOLOGY]}", f"# Methodology: {_in_line(publication.title)}", ""]
     lines += [f"**{stamp}: this is not to be published.**\n" for stamp in report.stamps]
     for heading, texts in methodology(report.plan, report.figures, publication):
         lines += [f"## {heading}", ""] + [f"{text}\n" for text in texts]
@@ -169,6 +169,11 @@ def _methodology(report: Report, facts: dict[str, Any], publication: Publication
     return "\n".join(lines) + "\n"
 
 
+def _in_line(text: str) -> str:
+    """A text on one line of Markdown, without marks of HTML."""
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
 def _metadata(
     report: Report, facts: dict[str, Any], publication: PublicationSection
 ) -> dict[str, Any]:
@@ -176,7 +181,8 @@ def _metadata(
     timeline, contact = report.job.plan.timeline, publication.contact
     days = {"dcat:startDate": timeline.start, "dcat:endDate": timeline.end}
     frequency = _FREQUENCIES.get(timeline.words(timeline.slide))
-    email = {"vcard:hasEmail": {"@id": f"mailto:{contact}"}} if "@" in contact else {}
+    is_address = "@" in contact and " " not in contact
+    email = {"vcard:hasEmail": {"@id": f"mailto:{contact}"}} if is_address else {}
     named: dict[str, Any] = {
         "dct:description": publication.description,
         "dct:publisher": _node("foaf:Agent", "foaf:name", publication.publisher),

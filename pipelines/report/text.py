@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dpstream.accounting.arrays import Bool, Float64
 from dpstream.accounting.fields import Field, job_field
 from dpstream.accounting.figures import duration, exact, human, moment_of, time_text
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.plan.timeline import Timeline
+from dpstream.pipelines.connectors.final import TOO_UNCERTAIN, too_uncertain
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render.charts import WIDTH
@@ -202,10 +202,6 @@ FIRST_ROWS = 12
 KEY_TEXT = 120
 
 
-#: What stands for a value that is withheld.
-TOO_UNCERTAIN = "too uncertain"
-
-
 class Column(NamedTuple):
     """A published column of the table.
 
@@ -239,22 +235,11 @@ class Table(NamedTuple):
     withheld: tuple[int, int]
 
 
-def too_uncertain(values: Float64, sds: Float64, share: float | None) -> Bool:
-    """Return which values are not shown: the sd is above a share of them, or they are not above 0.
-
-    Args:
-        share: `PublicationSection.uncertain_above`; ``None``: all are shown.
-    """
-    if share is None:
-        return np.zeros(len(values), np.bool_)
-    return ~((values > 0) & (sds <= share * values))
-
-
 def with_error(value: float | None, sd: float | None, share: float | None = None) -> str:
     """Return ``100 ± 19.6``: a value and 1.96 times its sd.
 
     Args:
-        share: see `too_uncertain`.
+        share: see `connectors.final.too_uncertain`.
     """
     if value is None or sd is None or not np.isfinite([value, sd]).all():
         return "–"

@@ -20,6 +20,7 @@ from dpstream.accounting.figures import exact, human, human_up
 from dpstream.accounting.guarantee import NOT_SOUND
 from dpstream.accounting.plan.plan import Plan
 from dpstream.dp_transforms.batches import key_fields
+from dpstream.pipelines.connectors.final import too_uncertain
 from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render import charts
 from dpstream.pipelines.render.account import share_text
@@ -54,7 +55,6 @@ from dpstream.pipelines.report.text import (
     publication_of,
     settings,
     table,
-    too_uncertain,
     visible,
     window_name,
     with_error,
@@ -481,7 +481,7 @@ def over_time(
 
     Args:
         names: what each point is of.
-        share: of which values are left out; see `report.text.too_uncertain`.
+        share: of which values are left out; see `connectors.final.too_uncertain`.
     """
     finite: Bool = np.isfinite(line.values) & np.isfinite(line.sds)
     finite &= ~too_uncertain(line.values, line.sds, share)

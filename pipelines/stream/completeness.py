@@ -18,7 +18,7 @@ import glob
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dpstream.accounting.errors import RunError, UsageError
 from dpstream.accounting.figures import moment_of, time_text
@@ -27,9 +27,6 @@ from dpstream.pipelines.jobs.committed import stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.expected import FIELD, files_of, proposed
 from dpstream.state.passes import Passes, Period, closed_without
-
-if TYPE_CHECKING:
-    pass
 
 _EXAMPLE = "raw/date={day}/*.csv.gz"
 #: Names that a message lists.

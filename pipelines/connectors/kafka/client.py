@@ -290,7 +290,7 @@ _CHUNK = 10_000
 LOOK_SECONDS = 30.0
 
 
-#: Key, value and partition of a message, and its headers.
+#: Key, value and partition of a message, and its headers, if it has some.
 Message = tuple[str, bytes, int] | tuple[str, bytes, int, Sequence[tuple[str, bytes]]]
 
 
@@ -524,8 +524,8 @@ class KafkaTopic:
 
         One by one: the client's ``produce_batch`` takes no partition by message, and is slower.
         """
-        key, value, partition, *headers = message
-        own = {"on_delivery": callback, "headers": list(*headers)}
+        key, value, partition = message[:3]
+        own = {"on_delivery": callback, "headers": list(message[3]) if len(message) > 3 else []}
         while True:
             try:
                 self._producer.produce(self.topic, value, key, partition, **own)

@@ -262,7 +262,8 @@ def test_a_table_is_whole_or_the_old_one(make_job: Callable[..., Job]) -> None:
     assert path.read_bytes() == before
     releases = path.parent / "window-000000" / "trigger-000004.parquet"
     (path.parent / "mine.csv").write_text("user\n1\n")
-    for foreign in (releases, path.parent / "mine.csv"):
+    (path.parent / "empty.csv").touch()  # a table of CSV has a header
+    for foreign in (releases, path.parent / "mine.csv", path.parent / "empty.csv"):
         content = foreign.read_bytes()
         with pytest.raises(UsageError):
             write_final(final_in(job, path.parent), job, foreign)

@@ -96,6 +96,21 @@ def test_a_publication_and_what_a_registry_lacks(job: Job, tmp_path: Path) -> No
     assert "dct:spatial" in metadata and "dct:bibliographicCitation" not in metadata
 
 
+def test_texts_of_the_section_stay_what_they_are(job: Job, tmp_path: Path) -> None:
+    """A title is one line of Markdown and no HTML; a contact with a name is no address."""
+    text = job.path.read_text().replace('"Visits by page"', '"Visits\\n<b>by</b> page"')
+    job.path.write_text(text.replace('"statistics@example.org"', '"Ann <ann@example.org>"'))
+    out = tmp_path / "public"
+    assert publish(job, out)[0] == 0
+    assert (
+        "# Methodology: Visits &lt;b>by&lt;/b> page\n"
+        in (out / publication.METHODOLOGY).read_text()
+    )
+    metadata = json.loads((out / "metadata.jsonld").read_text())
+    assert metadata["dcat:contactPoint"]["vcard:fn"] == "Ann <ann@example.org>"
+    assert "mailto" not in json.dumps(metadata)
+
+
 def test_a_run_with_a_test_secret_has_no_entry(make_job: Callable[..., Job]) -> None:
     job = make_job()
     (job.path.parent / "in" / "a.csv").write_text("user,key,time,value\n")

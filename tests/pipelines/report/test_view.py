@@ -19,13 +19,13 @@ import pytest
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.fields import Aggregate
 from dpstream.accounting.weights import SelectionWeights
+from dpstream.pipelines.connectors.final import TOO_UNCERTAIN, too_uncertain
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.charts import Picture
 from dpstream.pipelines.report.data import collect, gathered, inventory, value_schema
 from dpstream.pipelines.report.text import (
     FIRST_ROWS,
     KEY_TEXT,
-    TOO_UNCERTAIN,
     Column,
     instant,
     key_label,
@@ -35,7 +35,6 @@ from dpstream.pipelines.report.text import (
     settings,
     stamp,
     table,
-    too_uncertain,
     visible,
     window_name,
     with_error,
