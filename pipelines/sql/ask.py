@@ -248,7 +248,8 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
 def _outer_rows(question: Question, catalog: Catalog, released: pa.Table) -> pa.Table:
     public = named_tables([question.statement.outer], catalog)
     before = stamps(catalog, public)
-    rows = outer(question, catalog, released)
+    with Engine(catalog, public, ordered=True) as engine:
+        rows = outer(question, engine, released)
     if stamps(catalog, public) != before:
         raise PolicyError(
             "input",
@@ -282,17 +283,19 @@ def inputs_of(question: Question, catalog: Catalog) -> set[str]:
 def check(question: Question, catalog: Catalog) -> None:
     """Run every rewritten query on tables without rows, before the statement is charged.
 
+    One engine runs the queries before the noise and after it: none of its tables has a row.
+
     Raises:
         RunError: DuckDB refuses a query.
     """
-    select, names = question.select, tables_read(question.select, catalog)
+    select = question.select
     query = stage_one(question.per_column, catalog, grids_of(question.gridded.sketched()))
-    with Engine(catalog, names, empty=True) as engine:
+    with Engine(catalog, inputs_of(question, catalog), empty=True, ordered=True) as engine:
         table = engine.run(query)
         if select.public is not None:
             engine.run(typed_public(select))
-    kinds = [table.schema.field(group.name).type for group in select.groups]
-    outer(question, catalog, empty(question, kinds), check=True)
+        kinds = [table.schema.field(group.name).type for group in select.groups]
+        outer(question, engine, empty(question, kinds))
 
 
 def drawn(

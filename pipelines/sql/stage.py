@@ -47,7 +47,7 @@ from dpstream.dp_transforms.one_shot import (
 from dpstream.dp_transforms.one_shot.groups import Groups
 from dpstream.pipelines.formats.receipt import sorted_rows
 from dpstream.pipelines.runners.bounded import Runner, run_to_end
-from dpstream.pipelines.sql.query_plan import Question, named_tables, tables_read
+from dpstream.pipelines.sql.query_plan import Question, tables_read
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.statements.allowed import AGGREGATES
@@ -247,19 +247,17 @@ def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
     return pa.table(columns)
 
 
-def outer(question: Question, catalog: Catalog, rows: pa.Table, check: bool = False) -> pa.Table:
+def outer(question: Question, engine: Engine, rows: pa.Table) -> pa.Table:
     """Return the rows of the outer query, with the intervals of unchanged columns.
 
     Args:
+        engine: an ordered one with the public tables that the outer query reads.
         rows: the released relation.
-        check: whether public tables are replaced by empty ones.
     """
     tree = question.statement.outer.copy()
     _with_intervals(tree, {f.name for f in question.statement.functions})
-    tables = named_tables([tree], catalog)
-    with Engine(catalog, tables, empty=check, ordered=True) as engine:
-        engine.register(RELEASED, _labelled(question, rows))
-        return engine.run(safe_query(tree))  # type: ignore[arg-type]
+    engine.register(RELEASED, _labelled(question, rows))
+    return engine.run(safe_query(tree))  # type: ignore[arg-type]
 
 
 def _labelled(question: Question, rows: pa.Table) -> pa.Table:

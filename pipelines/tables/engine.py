@@ -7,6 +7,7 @@ views over their files (or come as Arrow from a database), each column of the ca
 does not fit its type is NULL.  DuckDB's own error texts quote values and never leave this module.
 """
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -115,6 +116,12 @@ _LOCKS = (
 )
 
 
+@functools.cache
+def _unlocked() -> duckdb.DuckDBPyConnection:
+    """Return a database without tables, for limits: each database costs 15 ms to open."""
+    return duckdb.connect(":memory:", config={"threads": 1})
+
+
 class Engine(Closing):
     """A locked DuckDB with some of a catalog's tables; a context that closes it.
 
@@ -143,7 +150,6 @@ class Engine(Closing):
         threads: int | None = None,
     ) -> None:
         self._piece, self._given = piece, rows
-        self._other: duckdb.DuckDBPyConnection | None = None
         self._texts, self._paths = list[FileRows](), list[str]()
         self._tables = {name: catalog.tables[name] for name in sorted(names)}
         threads = threads or max(1, min(8, os.cpu_count() or 1))
@@ -165,19 +171,16 @@ class Engine(Closing):
             raise
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection."""
         self._db.close()
-        if self._other is not None:
-            self._other.close()
 
     def release(self) -> None:
         """Give back what DuckDB has freed and keeps for its next query: 75 MiB of 1M rows.
 
         It does so wherever one of its databases is given a limit, and this one's is locked.
         """
-        if self._other is None:
-            self._other = duckdb.connect(":memory:", config={"threads": 1})
-        self._other.execute(f"SET memory_limit = '{MEMORY}'")
+        with _unlocked().cursor() as other:
+            other.execute(f"SET memory_limit = '{MEMORY}'")
 
     def register(self, name: str, rows: pa.Table) -> None:
         """Add a table of rows that are public."""

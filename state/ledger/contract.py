@@ -43,7 +43,7 @@ from dpstream.state.ledger.events import (
 )
 from dpstream.state.ledger.head import HeadFile, end_of
 from dpstream.state.ledger.history import Accept, History
-from dpstream.state.ledger.log import LedgerMovedError, Log, StoredRequest
+from dpstream.state.ledger.log import LedgerMovedError, Log
 
 Result = TypeVar("Result")
 #: Longest pause before a transaction that another process overtook is done again.
@@ -349,10 +349,10 @@ class AnswerLog:
         If ``fresh`` charged it several times: the run without a receipt, or else the last one.
         Charges that a recovery closed are ignored.
         """
-        closed, stored = self._ledger.history().closed, self._ledger.requests_alike(request)
-        usable = [each for each in stored if each.run_id not in closed and self._is_of_kind(each)]
-        usable.sort(key=lambda entry: entry.receipt is None)  # stable: the order of charges
-        return usable[-1].run_id if usable else None
+        closed, answered = self._ledger.history().closed, self._ledger.requests_alike(request)
+        usable = [run for run in answered if run not in closed and self._is_of_kind(run)]
+        usable.sort(key=lambda run: not answered[run])  # stable: the order of charges
+        return usable[-1] if usable else None
 
     def commit(self, run_id: str, receipt: bytes) -> None:
         """Commit the receipt of a charged request, unless it already has one.
@@ -391,7 +391,7 @@ class AnswerLog:
 
     def _committed(self, run_id: str) -> Answer | None:
         entry = self._ledger.request_of(run_id)
-        if entry is None or not self._is_of_kind(entry) or run_id in self._ledger.history().closed:
+        if entry is None or not self._is_of_kind(run_id) or run_id in self._ledger.history().closed:
             return None
         digest, receipt = self._ledger.history().receipts.get(run_id), entry.receipt
         if receipt is None and digest is None:
@@ -403,9 +403,9 @@ class AnswerLog:
             )
         return Answer(run_id, receipt, digest, False)
 
-    def _is_of_kind(self, entry: StoredRequest) -> bool:
-        """Return whether a request is of this kind."""
-        return _charged(self._ledger.history().find(entry.run_id)).kind == self._kind
+    def _is_of_kind(self, run_id: str) -> bool:
+        """Return whether a run was charged for a request of this kind."""
+        return _charged(self._ledger.history().find(run_id)).kind == self._kind
 
     def _digest(self, run_id: str, content: bytes) -> str:
         """Return a digest that binds a receipt to its entry, and so to the chain."""

@@ -374,10 +374,13 @@ class Log:
         with self._present() as state:
             return self._stored(*state.requests[run_id]) if run_id in state.requests else None
 
-    def requests_alike(self, request: str) -> list[StoredRequest]:
-        """Return all requests of a fingerprint, in the order of their charges."""
+    def requests_alike(self, request: str) -> dict[str, bool]:
+        """Return the runs of a request in the order of their charges, and whether each has a
+        receipt; no receipt is read.
+        """
         with self._present() as state:
-            return [self._stored(*state.requests[run]) for run in state.runs.get(request, ())]
+            runs = state.runs.get(request, ())
+            return {run: state.requests[run][1] is not None for run in runs}
 
     def add_request(self, run_id: str, request: str) -> None:
         """Add a request without a receipt, in a transaction."""

@@ -302,10 +302,11 @@ def rows(open_again: Open) -> None:
         two.append(charge(2))
         two.add_request(charge(2).run_id, "asked")
         two.append(TableNamed("table"))
-    assert [question.receipt for question in one.requests_alike("asked")] == [b"\xff", None]
+    runs = [charge(1).run_id, charge(2).run_id]
+    assert [*one.requests_alike("asked").items()] == [*zip(runs, (True, False), strict=True)]
     first = two.request_of(charge(1).run_id)
     assert first is not None and first[2:] == (b"\xff", "digest")
-    assert one.request_of("none") is None and one.requests_alike("none") == []
+    assert one.request_of("none") is None and one.requests_alike("none") == {}
     assert one.tokens("run") == {"b": "a"} and one.entries() == [charge(1), charge(2)]
     assert one.head() == two.head() and one.head().seq == 5 and one.history().tables == {"table"}
     for write in (
