@@ -370,6 +370,7 @@ def _admit_rows(
         late = int(
             (open_windows(timeline, event_trigger_time, event_trigger_time)[1] - wanted).sum()
         )
+    del entry_trigger_time  # here and below: not in memory together with what is decided
     unit, position = batch.unit[new], (batch.stamp[new], batch.partition[new], batch.offset[new])
     order = stamp_order(*position, unit)
     limit, per_key, words = plan.privacy.contributions, None, None
@@ -387,6 +388,7 @@ def _admit_rows(
         )
         taken = skipping.pairs_in(words)
     else:
+        del window
         taken, rank = admit(unit, *position, wanted, units.counts, limit, order, name)
     admitted = np.flatnonzero(taken)
     if isinstance(new, slice):
@@ -396,10 +398,10 @@ def _admit_rows(
         batch.write(new, taken, rank, per_key)
         rows = new[admitted]
     pairs = batch.pairs[rows] if words is None else words[taken > 0]
-    rejected = wanted - taken
+    rejected = int(wanted.sum() - taken.sum())
     if name is not None:  # a copy of a record that is admitted is not rejected
-        rejected[np.isin(name, name[admitted]) & (taken == 0)] = 0
-    return _New(rows, pairs, late, int(rejected.sum()))
+        rejected -= int(wanted[np.isin(name, name[admitted]) & (taken == 0)].sum())
+    return _New(rows, pairs, late, rejected)
 
 
 def _admit_per_key(
