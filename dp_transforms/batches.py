@@ -10,8 +10,9 @@ batch here and writes a ticket in its place; decoding the ticket removes the bat
 held longer than the runner holds the ticket.
 
 Only for runners whose stages are threads of this process and that decode each element once:
-Beam's FnApiRunner, and Prism with workers in this process (``pipelines.runners.table``).
-Neither runs a failed bundle again: its run ends, and the hand-over closes with it.  If a runner
+Beam's FnApiRunner, Prism with workers in this process, and a recording on the Flink inside the job
+server, which is told not to go back to a checkpoint (``pipelines.runners.table``).
+None runs a failed bundle again: its run ends, and the hand-over closes with it.  If a runner
 did so, the batch would be gone, and the ticket refused.  A ticket names the hand-over that wrote
 it, so it never stands for a batch of another run or process.
 """

@@ -193,12 +193,15 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
             "can stop a run for good: the clock and a stage would wait for each other",
             "leave it out",
         )
-    named = options.view_as(GoogleCloudOptions).job_name
     return [
         *more,
         NO_PACKAGE_LIST,
         # On a cluster it is cancelled by its name.
-        *([] if local else [f"--job_name={unique_job_name(named)}"]),
+        *(
+            []
+            if local
+            else [f"--job_name={unique_job_name(options.view_as(GoogleCloudOptions).job_name)}"]
+        ),
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
@@ -211,6 +214,26 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
         *(_unless(flags, "number_of_execution_retries", "3") if local else []),
         *(_unless(flags, "execution_retry_delay", "1000") if local else []),
     ]
+
+
+def flink_recorded(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
+    """Return the flags with which a Flink inside the job server runs a recording once, on workers
+    in this process; none for other places, and where the flags say how a job begins again.
+
+    A failure ends such a run, as it does on Prism, and the same command continues it from the
+    store.  So no element is decoded a second time, and batches pass between stages by reference:
+    by bytes the run takes twice the CPU time.  Nothing goes back to its checkpoints, so they are
+    rare; without any, no timer fires.
+    """
+    again = ("number_of_execution_retries", "savepoint_path")
+    if (
+        options.view_as(FlinkRunnerOptions).flink_master not in _LOCAL_FLINK
+        or options.view_as(PortableOptions).environment_type not in (None, "LOOPBACK")
+        or options.view_as(DebugOptions).lookup_experiment(_PROCESS_WORKERS, False)
+        or any(_value(flags, name) is not None for name in again)
+    ):
+        return []
+    return ["--number_of_execution_retries=0", *_unless(flags, "checkpointing_interval", "10000")]
 
 
 def flink_cancel(options: PipelineOptions) -> Callable[[], None] | None:
@@ -351,6 +374,8 @@ class EngineKind(NamedTuple):
             one for all, that of the element it heard of last: the fastest would speak for all.
         flags: those that its job server knows and Beam's Python does not.
         cancel: what ends a pipeline of these options where the runner's own cancel does not.
+        recorded: flags with which an engine that is not always ``by_reference`` is so for a
+            recording; none where it cannot be.
     """
 
     engine: str
@@ -362,6 +387,7 @@ class EngineKind(NamedTuple):
     spreads: bool = True
     flags: frozenset[str] = frozenset()
     cancel: Callable[[PipelineOptions], Callable[[], None] | None] = lambda _: None
+    recorded: Callable[[PipelineOptions, Sequence[str]], list[str]] = lambda *_: []
 
 
 _FN_API = EngineKind("FnApiRunner", fn_api, fn_api_runner, streaming=False, by_reference=True)
@@ -386,6 +412,7 @@ RUNNERS = {
         ends=False,
         flags=FLINK_FLAGS,
         cancel=flink_cancel,
+        recorded=flink_recorded,
     ),
     "DataflowRunner": EngineKind("DataflowRunner", dataflow, dataflow_runner, streaming=True),
 }
@@ -398,12 +425,14 @@ class Engine(NamedTuple):
         kind: what it can do.
         runner, options: arguments of ``beam.Pipeline``.
         cancel: is called after the runner's own cancel, which does not end everything.
+        by_reference: batches pass between its stages by reference.
     """
 
     kind: EngineKind
     runner: Any
     options: PipelineOptions
     cancel: Callable[[], None] | None = None
+    by_reference: bool = False
 
     def fitted(self, reader: Any) -> Any:
         """Return a source's reader as this engine can run it: with one element where it must be."""
@@ -415,18 +444,15 @@ class Engine(NamedTuple):
         Raises:
             PolicyError: it listens beyond loopback.
         """
-        if (check := getattr(self.runner, "check", None)) is not None:
-            check()
+        getattr(self.runner, "check", lambda: None)()
 
     def drain(self) -> None:
         """Let what workers in this process have begun come to its end, before a cancel."""
-        if (drain := getattr(self.runner, "drain", None)) is not None:
-            drain()
+        getattr(self.runner, "drain", lambda: None)()
 
     def close(self) -> None:
         """End what the runner has started on this machine, once nobody waits for it any more."""
-        if (close := getattr(self.runner, "close", None)) is not None:
-            close()
+        getattr(self.runner, "close", lambda: None)()
 
 
 def lives_on(name: str) -> bool:
@@ -434,8 +460,11 @@ def lives_on(name: str) -> bool:
     return name in RUNNERS and not RUNNERS[name].ends
 
 
-def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
+def make_runner(name: str, beam_args: Sequence[str], recorded: bool = False) -> Engine:
     """Return the engine of a runner's name and further Beam flags.
+
+    Args:
+        recorded: the input ends, and a run that has failed is begun again by a person.
 
     Raises:
         UsageError: an unknown runner, flags that break the flow's promises, or a part of the
@@ -448,37 +477,57 @@ def make_runner(name: str, beam_args: Sequence[str]) -> Engine:
     kind = RUNNERS[name]
     refuse_unknown(beam_args, kind.flags)
     parsed_options = PipelineOptions(list(beam_args), runner=kind.engine)
-    # Refuse what shows records to others or shares a worker's state.
     direct = parsed_options.view_as(DirectOptions)
-    if direct.direct_num_workers != 1:
-        raise UsageError(
+    # What shows records to others, shares a worker's state, or, inside Beam, opens ports of this
+    # process to all machines.
+    for is_set, flag, rule, fix in (
+        (
+            direct.direct_num_workers != 1,
             "--direct_num_workers",
             "must be 1: several processes would share one worker's state",
             "leave it out; threads = 4 in [job.NAME] uses more cores",
-        )
-    if direct.direct_running_mode != "in_memory":
-        # Also with one worker: records would go through a port that lets other machines in, and
-        # from process to process by bytes (2.3 times the CPU seconds, 2.7 times the memory).
-        raise UsageError(
+        ),
+        (
+            # Also with one worker: records would go through a port that lets other machines in,
+            # and from process to process by bytes (2.3 times the CPU seconds, 2.7 times the
+            # memory).
+            direct.direct_running_mode != "in_memory",
             "--direct_running_mode",
             "must be in_memory: the flow's stages share one process",
             "leave it out; threads = 4 in [job.NAME] uses more cores",
-        )
-    if "enable_data_sampling" in (parsed_options.view_as(DebugOptions).experiments or []):
-        raise UsageError(
-            "--experiments=enable_data_sampling", "would hand records to the runner", "leave it out"
-        )
-    if "enable_hot_key_logging" in parsed_options.get_all_options(drop_default=True):
-        raise UsageError("--enable_hot_key_logging", "would write keys into logs", "leave it out")
-    # Refuse what opens ports of this process to all machines, inside Beam.
-    if parsed_options.view_as(PortableOptions).job_endpoint == "embed":
-        raise UsageError("--job_endpoint", "must be HOST:PORT", "leave it out, or name a server")
-    if parsed_options.view_as(FlinkRunnerOptions).flink_submit_uber_jar:
-        raise UsageError("--flink_submit_uber_jar", "would let other machines in", "leave it out")
-    flags = [*beam_args, *kind.settle(parsed_options, beam_args)]
+        ),
+        (
+            "enable_data_sampling" in (parsed_options.view_as(DebugOptions).experiments or []),
+            "--experiments=enable_data_sampling",
+            "would hand records to the runner",
+            "leave it out",
+        ),
+        (
+            "enable_hot_key_logging" in parsed_options.get_all_options(drop_default=True),
+            "--enable_hot_key_logging",
+            "would write keys into logs",
+            "leave it out",
+        ),
+        (
+            parsed_options.view_as(PortableOptions).job_endpoint == "embed",
+            "--job_endpoint",
+            "must be HOST:PORT",
+            "leave it out, or name a server",
+        ),
+        (
+            parsed_options.view_as(FlinkRunnerOptions).flink_submit_uber_jar,
+            "--flink_submit_uber_jar",
+            "would let other machines in",
+            "leave it out",
+        ),
+    ):
+        if is_set:
+            raise UsageError(flag, rule, fix)
+    once = kind.recorded(parsed_options, beam_args) if recorded else []
+    flags = [*beam_args, *once, *kind.settle(parsed_options, [*beam_args, *once])]
     options = PipelineOptions(flags, runner=kind.engine)
     options.view_as(StandardOptions).streaming = kind.streaming
-    return Engine(kind, kind.make(), options, kind.cancel(options))
+    return Engine(kind, kind.make(), options, kind.cancel(options), kind.by_reference or bool(once))
 
 
 def refuse_unknown(

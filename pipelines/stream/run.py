@@ -286,8 +286,8 @@ def _run(
     fresh: bool,
 ) -> Result:
     """Run all of the input, or one pass over input that grows; see ``run_job``."""
-    engine = make_runner(runner, beam_args)
     source = work.source
+    engine = make_runner(runner, beam_args, recorded=source is not None and source.bounded)
     _check_engine(engine, source)
     if work.passes is not None and (engine.kind.streaming or detach):
         raise UsageError("--runner", "reads no files that grow", "use --runner=DirectRunner")
@@ -312,9 +312,8 @@ def _run(
     summary, clock = None, _announced(work, job.plan.timeline)
     _connect(pipeline, job, sink, run, source, reader, ends, engine.fitted, clock)
     batches = contextlib.ExitStack()
-    by_reference = engine.kind.by_reference
     try:
-        batches.enter_context(HAND_OVER.open() if by_reference else HAND_OVER.by_bytes())
+        batches.enter_context(HAND_OVER.open() if engine.by_reference else HAND_OVER.by_bytes())
         with _started(pipeline, engine, progress, steps) as started:
             if not detach:
                 quiet = quiet_seconds(run.plan.timeline, not source.bounded)

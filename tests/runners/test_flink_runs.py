@@ -65,12 +65,17 @@ def test_a_restored_store_catches_up(stream: Path, right: Job, tmp_path: Path) -
 
 
 def test_more_records_wait_than_fit_into_a_checkpoint_in_memory(tmp_path: Path) -> None:
-    """Flink's checkpoints in memory end at 5 MiB: 100,000 records of a worker."""
+    """Flink's checkpoints in memory end at 5 MiB: 100,000 records of a worker.  By reference they
+    hold none."""
     data, digests = tmp_path / "data", []
     data.mkdir()
     generate(Synth(users=170_000, keys=1_000, row_group_rows=20_000), data / "z.parquet")
-    for runner, flags in (("DirectRunner", []), ("FlinkRunner", LOCAL)):
+    for runner, flags in (
+        ("DirectRunner", []),
+        ("FlinkRunner", LOCAL),
+        ("FlinkRunner", [*LOCAL, "--number_of_execution_retries=3"]),
+    ):
         job = job_of(tmp_path / runner, data, shards=2, triggers=48)
         run_job(job, runner, flags)
         digests.append(digest(releases(job)))
-    assert digests[0] == digests[1]
+    assert len({*digests}) == 1

@@ -1,4 +1,4 @@
-"""Batches pass between Prism's stages by reference: each is taken once, and none is left behind."""
+"""Batches pass between stages of an engine by reference, each taken once and none left behind."""
 
 import threading
 import time
@@ -21,6 +21,8 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from tests.golden.refusals import Refused
 from tests.paced import paced
+from tests.runners.engines import need_flink
+from tests.runners.flink import LOCAL
 from tests.runners.golden import (
     digest,
     golden_job,
@@ -56,10 +58,28 @@ def flags() -> list[str]:
     return [f"--prism_location={binary()}", "--prism_log_level=error"]
 
 
+@pytest.fixture(
+    params=[
+        "PrismRunner",
+        # Threads of Beam's workers in this process end with the job's error, some while after it.
+        pytest.param(
+            "FlinkRunner",
+            marks=pytest.mark.filterwarnings(
+                "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+            ),
+        ),
+    ]
+)
+def engine(request: pytest.FixtureRequest, flags: list[str]) -> tuple[str, list[str]]:
+    """Its name, and its flags."""
+    need_flink()
+    return request.param, flags if request.param == "PrismRunner" else LOCAL
+
+
 def test_a_bundle_that_fails_after_it_has_taken_its_batches(
     recorded: Path,
     tmp_path: Path,
-    flags: list[str],
+    engine: tuple[str, list[str]],
     monkeypatch: pytest.MonkeyPatch,
     refused: Refused,
 ) -> None:
@@ -74,15 +94,15 @@ def test_a_bundle_that_fails_after_it_has_taken_its_batches(
 
     monkeypatch.setattr(flow, "decide_records", fails)
     with recorded_numbers(NAME):
-        refused(run_job, job, "PrismRunner", flags)
+        refused(run_job, job, *engine)
     assert sum(calls) and len(HAND_OVER) == 0
     with recorded_numbers(NAME):
-        assert run_job(job, "PrismRunner", flags).resumed
+        assert run_job(job, *engine).resumed
     assert digest(published(job)) == recorded_digest(NAME)
 
 
 def test_a_run_that_is_stopped_frees_what_it_holds(
-    recorded: Path, tmp_path: Path, flags: list[str]
+    recorded: Path, tmp_path: Path, engine: tuple[str, list[str]]
 ) -> None:
     """Drained and cancelled in the middle of a paced recording, while rows wait; then goes on."""
     job, stop, held = golden_job(NAME, recorded, tmp_path), threading.Event(), list[int]()
@@ -99,11 +119,11 @@ def test_a_run_that_is_stopped_frees_what_it_holds(
     thread.start()
     with recorded_numbers(NAME):
         with paced(20_000):
-            assert run_job(job, "PrismRunner", flags, stop=stop).stopped
+            assert run_job(job, *engine, stop=stop).stopped
         thread.join()
         assert len(HAND_OVER) == 0
         stores.close_all()
-        assert run_job(job, "PrismRunner", flags).resumed
+        assert run_job(job, *engine).resumed
     assert digest(published(job)) == recorded_digest(NAME)
 
 

@@ -62,10 +62,31 @@ def test_records_never_count_twice(flag: str, refused: Refused) -> None:
 def test_a_local_flink_has_workers_here_and_ends_with_its_server() -> None:
     flags = [ENDPOINT, "--flink_master=[local]"]
     added_flags = table.flink(PipelineOptions(flags), flags)
-    assert "--environment_type=LOOPBACK" in added_flags
-    assert "--checkpointing_interval=1000" in added_flags
+    assert {"--environment_type=LOOPBACK", "--checkpointing_interval=1000"} <= {*added_flags}
     assert table.flink_cancel(PipelineOptions(flags)) is None
     assert table.flink_cancel(PipelineOptions([ENDPOINT, "--flink_master=h:1"])) is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "once"),
+    [
+        ([], True),
+        (["--checkpointing_interval=7"], True),
+        (["--flink_master=h:1", "--environment_type=LOOPBACK"], False),
+        (["--environment_type=EXTERNAL", "--environment_config=h:1"], False),
+        (["--experiments=use_loopback_process_worker"], False),
+        (["--number_of_execution_retries=3"], False),
+        (["--savepoint_path=s"], False),
+    ],
+)
+def test_only_a_recording_on_a_flink_of_this_process_passes_batches_by_reference(
+    flags: list[str], once: bool
+) -> None:
+    """A job that begins again would decode a batch twice, and worker processes have none of it."""
+    assert [
+        make_runner("FlinkRunner", [ENDPOINT, *flags], recorded).by_reference
+        for recorded in (False, True)
+    ] == [False, once]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +94,7 @@ def test_a_local_flink_has_workers_here_and_ends_with_its_server() -> None:
 )
 def test_a_persons_interval_stays(given: list[str]) -> None:
     flags = [ENDPOINT, "--flink_master=[local]", *given]
-    added_flags = table.flink(PipelineOptions(flags), flags)
-    assert not any(flag.startswith("--checkpointing_interval") for flag in added_flags)
+    assert "--checkpointing_interval" not in str(table.flink(PipelineOptions(flags), flags))
     with pytest.raises(UsageError) as error:
         table.flink(PipelineOptions(flags), [*flags, "--checkpointing_interval=0"])
     assert error.value.field == "--checkpointing_interval"
@@ -162,24 +182,29 @@ def flags_of(name: str, *flags: str) -> list[str]:
 def test_what_each_engine_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "beam_version", lambda: "2.77.0")
     direct = make_runner("DirectRunner", [])
-    assert type(direct.runner).__name__ == "FnApiRunner"
-    assert (direct.kind.streaming, direct.kind.by_reference) == (False, True)
+    assert (type(direct.runner).__name__, direct.kind.streaming, direct.kind.by_reference) == (
+        "FnApiRunner",
+        False,
+        True,
+    )
     for name in set(RUNNERS) - {"DirectRunner", "FnApiRunner"}:
         engine = make_runner(name, CLOUD if name == "DataflowRunner" else [])
         assert name in [kind.__name__ for kind in type(engine.runner).__mro__]
-        assert (engine.kind.streaming, engine.kind.by_reference) == (True, name == "PrismRunner")
-        assert engine.options.view_as(StandardOptions).streaming
+        streaming = engine.kind.streaming and engine.options.view_as(StandardOptions).streaming
+        assert (streaming, engine.kind.by_reference) == (True, name == "PrismRunner")
     prism = make_runner("PrismRunner", []).options.view_as(PrismRunnerOptions)
     assert prism.prism_location == str(tools / "bin" / "prism")
     flink = flags_of("FlinkRunner")
-    assert f"--flink_job_server_jar={tools / 'flink' / 'job-server.jar'}" in flink
     assert {
+        f"--flink_job_server_jar={tools / 'flink' / 'job-server.jar'}",
         "--environment_type=LOOPBACK", "--checkpointing_interval=1000",
         "--finish_bundle_before_checkpointing", "--max_bundle_time_mills=20",
     } <= set(flink)  # fmt: skip
     cloud = make_runner("DataflowRunner", CLOUD).options.view_as(GoogleCloudOptions)
-    assert cloud.dataflow_service_options == ["streaming_mode_exactly_once"]
-    assert cloud.enable_streaming_engine
+    assert (cloud.dataflow_service_options, cloud.enable_streaming_engine) == (
+        ["streaming_mode_exactly_once"],
+        True,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(RUNNERS))
