@@ -73,6 +73,10 @@ def due(job: Chosen, as_of: str | None, metrics: Path | None, as_json: bool) -> 
     lines += labelled("Missing", ", ".join(state.missing)) if state.missing else []
     for window, names in state.incomplete.items():
         lines += labelled("Incomplete", f"window {window}, without {', '.join(names)}")
+    if state.abandoned:
+        windows = ", ".join(state.abandoned[:_LISTED])
+        more = len(state.abandoned) - _LISTED
+        lines += labelled("Abandoned", windows + (f", and {more:,} more" if more > 0 else ""))
     lines += labelled("Next", state.next or "none: the job has ended")
     print_warnings(state.warnings)
     print_figures(as_json, to_builtins(state), page(lines))

@@ -263,7 +263,7 @@ def restore(
     at the first difference, and publishes nothing new before all of it has been compared. It
     spends nothing, because it draws the same noise on the same data.
 
-    Use --abandon for input that cannot be read again: windows that begin before --now get no
+    Use --abandon for input that cannot be read again: windows that begin at --now or before get no
     further release, all units of the backup count as exhausted, and the run continues with
     new noise. That is a second spend, charged in the account at once or refused.
     """

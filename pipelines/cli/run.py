@@ -144,30 +144,31 @@ def run(
     beam_args = [*beam_flags(ctx, runner), *project]
     checked = load_job(job)
     terms = Terms(None if wait is None else duration_micros("--wait", wait), incomplete)
-    reporter = Reporter(checked, operator_report)
-    print_account(checked.ledger, checked.path, job.environment)
+    with announcing(checked, through) as ended:
+        reporter = Reporter(checked, operator_report)
+        print_account(checked.ledger, checked.path, job.environment)
 
-    def deliver(result: "Result") -> None:
-        reporter.write(result)
-        ended(result)
+        def deliver(result: "Result") -> None:
+            reporter.write(result)
+            ended(result)
 
-    with announcing(checked, through) as ended, reporter.of_failure():
-        if check:
-            with Bar(hidden=quiet or as_json, what="rows") as bar:
-                reporter.look(fresh, f"dpstream check {checked.name}{job.flags}", bar.update)
-        with serving(checked, metrics_port, metrics_host):
-            run_checked(
-                checked,
-                runner,
-                beam_args,
-                quiet,
-                as_json,
-                through,
-                fail_if_empty,
-                fresh,
-                deliver,
-                terms,
-            )
+        with reporter.of_failure():
+            if check:
+                with Bar(hidden=quiet or as_json, what="rows") as bar:
+                    reporter.look(fresh, f"dpstream check {checked.name}{job.flags}", bar.update)
+            with serving(checked, metrics_port, metrics_host):
+                run_checked(
+                    checked,
+                    runner,
+                    beam_args,
+                    quiet,
+                    as_json,
+                    through,
+                    fail_if_empty,
+                    fresh,
+                    deliver,
+                    terms,
+                )
     if not as_json and operator_report is not None:
         click.echo(f"Operator's report in {operator_report}, not to be published")
     if not as_json and checked.sink.folder is not None:

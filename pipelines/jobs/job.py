@@ -232,7 +232,7 @@ def _checked(
     if query is None and section.query is not None:
         query = query_text(project, name, section.query)
     source = source_of(project, section.table, query)
-    _check_section(section, source)
+    _check_section(section, source, table.unit_column)
     public_keys = section.public_keys
     if public_keys is not None:
         public_keys = str(below(folder, public_keys, "public_keys"))
@@ -345,8 +345,12 @@ def _plan(
     return (plan.once() if domain else plan).check()
 
 
-def _check_section(section: JobSection, source: Source) -> None:
-    """Check what does not enter the plan."""
+def _check_section(section: JobSection, source: Source, unit: str | None) -> None:
+    """Check what does not enter the plan.
+
+    Args:
+        unit: the unit's column.
+    """
     check_source(source)
     sink = section.sink
     target = SERVICE_SINKS.get(sink.kind, SinkTarget(("path",)))
@@ -358,6 +362,15 @@ def _check_section(section: JobSection, source: Source) -> None:
     fields = tuple(field for field in sink.__struct_fields__ if field != "kind")
     allowed = ("formulas",) if sink.kind == "csv" else ()
     check_fields("sink", sink, target.fields, allowed, fields)
+    if section.publication is not None:
+        columns = {part if isinstance(part, str) else part.column for part in section.key}
+        columns |= {*section.aggregate, *((unit,) if unit else ())}
+        for name in section.publication.labels.keys() - columns:
+            raise UsageError(
+                f"publication.labels.{name}",
+                "labels no column that is published, nor the unit's",
+                f"label one of {', '.join(sorted(columns))}",
+            )
     if section.keep_releases is not None:
         duration_micros("keep_releases", section.keep_releases)
         if not source.unbounded:

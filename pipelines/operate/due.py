@@ -56,6 +56,8 @@ class Due(msgspec.Struct, frozen=True):
         overdue: releases that should be out and are not.
         missing: expected names of files that the overdue releases need and that are not there.
         incomplete: expected names that windows were released without, by window.
+        abandoned: windows that `dpstream state restore --abandon` gave up: what is not out of them
+            never will be, and is not overdue.
         warnings: which files came after their windows were released without them.
     """
 
@@ -67,6 +69,7 @@ class Due(msgspec.Struct, frozen=True):
     overdue: tuple[Overdue, ...]
     missing: tuple[str, ...]
     incomplete: dict[str, tuple[str, ...]]
+    abandoned: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -81,11 +84,18 @@ def due_at(job: Job, instant: int) -> Due:
     last = None if timeline.end is None else timeline.last_trigger_time
     through = passed if last is None else min(passed, last)
     out, overdue, complete = _published(job), list[Overdue](), through
+    with opened_store(job) as store:
+        given_up = 0 if store is None else store.retained_windows.abandoned
+    abandoned = list[str]()
     for time in range(1, through + 1):
         for window in timeline.windows_at(time):
-            if (window, time - timeline.base(window)) not in out:
-                bounds = timeline.window_bounds(window)
-                overdue.append(Overdue(window_text(timeline, bounds), _text(job, time)))
+            if (window, time - timeline.base(window)) in out:
+                continue
+            name = window_text(timeline, timeline.window_bounds(window))
+            if window < given_up:
+                abandoned.append(name)
+            else:
+                overdue.append(Overdue(name, _text(job, time)))
                 complete = min(complete, time - 1)
     passes = stored_passes(job)
     missing = absent(job, required_periods(job, passes, through)) if overdue else []
@@ -102,6 +112,7 @@ def due_at(job: Job, instant: int) -> Due:
         overdue=tuple(overdue),
         missing=tuple(period.name for period in missing),
         incomplete=incomplete,
+        abandoned=tuple(dict.fromkeys(abandoned)),
         warnings=tuple(came_late(job, passes)),
     )
 

@@ -348,7 +348,7 @@ def abandon(
 ) -> dict[str, Any]:
     """Restore a store from a backup whose input since then is lost: give up open windows.
 
-    Windows that begin before ``now`` get no further release, all units of the backup count as
+    Windows that begin at ``now`` or before get no further release, all units of the backup count as
     exhausted, records stamped up to ``now`` as decided.  The run continues in a new epoch, with
     new noise, and is charged a second time before that.
 

@@ -170,33 +170,35 @@ def view_text(figures: dict[str, Any]) -> str:
 
 
 def forecast_text(figures: dict[str, Any]) -> str:
-    """Return the runs of a forecast, what a person has spent by its end, and where it stops.
+    """Return where a forecast stops, what a person has spent by its end, and its runs.
+
+    Runs of a job that use the same share of the limit are one row.
 
     Args:
         figures: `operate.forecast.forecast`.
     """
-    heads = ("job", "begins", "ends", "charge", "limit used", "one person by its end")
+    heads = ("job", "runs", "begin", "end", "charge", "limit used", "one person by their end")
+    alike = dict[tuple[str, ...], list[dict[str, Any]]]()
+    for run in figures["runs"]:
+        charge = "made" if run["charged"] else "expected" if run["accepted"] else "REFUSED"
+        used = "–" if run["used"] is None else share_text(run["used"])
+        alike.setdefault((run["job"], charge, used), []).append(run)
     rows = [
         (
-            run["job"],
-            run["begins"],
-            run["ends"] or "–",
-            "made" if run["charged"] else "expected" if run["accepted"] else "REFUSED",
-            "–" if run["used"] is None else share_text(run["used"]),
-            person_text(run["person"]),
+            job,
+            f"{len(runs):,}",
+            runs[0]["begins"],
+            runs[-1]["ends"] or "–",
+            charge,
+            used,
+            person_text(runs[-1]["person"]),
         )
-        for run in figures["runs"]
+        for (job, charge, used), runs in alike.items()
     ]
     columns = list(zip(*rows, strict=True)) or [()] * len(heads)
     per = "" if figures["unit"]["period"] is None else f" per {figures['unit']['period']}"
     limit = guarantee_pair(*figures["limit"].values())
-    lines = [
-        *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']['text']}"),
-        *labelled("Limit", f"{limit} per unit{per}"),
-        *labelled("Until", f"{figures['until']}: one person {person_text(figures['person'])}"),
-    ]
-    if figures["other_charges"]:
-        lines += labelled("Also", count(figures["other_charges"], "charge") + " of questions")
+    lines = list[str]()
     for job, stop in figures["refused"].items():
         fix = "no epsilon is enough"
         if stop["enough"] is not None:
@@ -204,7 +206,15 @@ def forecast_text(figures: dict[str, Any]) -> str:
             command = f"dpstream account limit {figures['data_set']}"
             fix = f"Fix: `{command} --epsilon {epsilon} --delta {delta}`"
         lines += labelled("Limit ends", f"{job} cannot begin on {stop['begins']}", fix)
-    return f"{table_text(heads, columns, (False,) * 4 + (True, False))}\n{page(lines)}"
+    lines += [
+        *labelled("Until", f"{figures['until']}: one person {person_text(figures['person'])}"),
+        *labelled("Data set", f"{figures['data_set']}, unit {figures['unit']['text']}"),
+        *labelled("Limit", f"{limit} per unit{per}"),
+    ]
+    if figures["other_charges"]:
+        lines += labelled("Also", count(figures["other_charges"], "charge") + " of questions")
+    aligned = (False, True, False, False, False, True, False)
+    return f"{page(lines)}\n{table_text(heads, columns, aligned)}"
 
 
 def person_text(person: Sequence[float]) -> str:

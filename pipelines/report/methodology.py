@@ -24,6 +24,8 @@ from dpstream.pipelines.report.text import label_of
 Part = tuple[str, list[str]]
 #: Of 100 units without records, so many are named wrongly.
 _WRONG = 0.01
+#: If an attacker can rightly name so many of 100, the promise is called weak.
+_WEAK = 90
 #: Lengths that have a name.
 _NAMES = {"7 days": "week"}
 _SURE = (
@@ -129,10 +131,11 @@ def _promise(row: dict[str, float]) -> str:
         return (
             f"{pair}. That is weak: an attacker may be able to name nearly all of those in the data"
         )
+    weak = "That is weak. " * (rightly >= _WEAK)
     return (
-        f"{pair}. Suppose that an attacker guesses from the figures who is in the data. If the "
-        "attacker wrongly names 1 of 100 who are not in the data, then the attacker rightly names "
-        f"at most {rightly} of 100 who are"
+        f"{pair}. {weak}Suppose that an attacker guesses from the figures who is in the data. "
+        "If the attacker wrongly names 1 of 100 who are not in the data, then the attacker rightly "
+        f"names at most {rightly} of 100 who are"
     )
 
 
@@ -193,6 +196,8 @@ def left_out(plan: Plan, figures: dict[str, Any], publication: PublicationSectio
         late = timeline.allowed_lateness
         wait = f"more than {timeline.words(late)} " * (late > 0)
         yield f"Records that became known {wait}after the end of a {window} are left out."
+    else:
+        yield f"Records that became known after their {window} was published are left out."
     share = publication.uncertain_above
     if share is not None:
         yield withheld_text(share)

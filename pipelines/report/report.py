@@ -36,7 +36,7 @@ from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.jobs.committed import committed
+from dpstream.pipelines.jobs.committed import committed, stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.page import mark_of, write_own
 from dpstream.pipelines.report.data import (
@@ -52,6 +52,7 @@ from dpstream.pipelines.report.data import (
 from dpstream.pipelines.report.text import key_label, settings
 from dpstream.state.durable import PRIVATE, PUBLIC
 from dpstream.state.ledger.open import AccountPlace, read_history
+from dpstream.state.passes import missing_names
 
 #: Rows of partial sums held before they are summed up.
 _HELD_ROWS = 2_000_000
@@ -222,6 +223,7 @@ class Report(NamedTuple):
         inventory, findings: the releases and what was read of them.
         truth: errors by true size of a key, from raw records, or ``None``.
         damaged: files of the input that were not read to their end, with the reason.
+        incomplete: expected names of files that windows were released without, by window.
         account: what was spent on the data set, as `dpstream account show` has it: ``limit`` (of
             a unit, ``per`` period or for all time), share ``used`` of it, number of ``charges``;
             ``None``: there is no account, it cannot be read, or each record has its own budget.
@@ -235,6 +237,7 @@ class Report(NamedTuple):
     findings: Findings
     truth: list[Decade] | None = None
     damaged: Mapping[str, str] = MappingProxyType({})
+    incomplete: Mapping[int, tuple[str, ...]] = MappingProxyType({})
     account: dict[str, Any] | None = None
 
     @property
@@ -275,8 +278,17 @@ def build(job: Job, truth: Path | None = None) -> Report:
         epochs = 1 + max((each.epoch for each in sink.manifests() if each is not None), default=0)
     figures = describe(plan, budget, epochs=epochs) | {"plan_hash": job.plan.hash}
     damaged = input_of(job).damaged()
+    passes = stored_passes(job)
+    newest_triggers = zip(findings.windows.tolist(), findings.last_trigger.tolist(), strict=True)
+    incomplete = {
+        window: names
+        for window, trigger in newest_triggers
+        if (names := missing_names(passes, plan.timeline, window, trigger))
+    }
     account = None if job.ledger is None else _account(job.ledger)
-    return Report(job, plan, budget, figures, releases, findings, decades, damaged, account)
+    return Report(
+        job, plan, budget, figures, releases, findings, decades, damaged, incomplete, account
+    )
 
 
 def _account(place: AccountPlace) -> dict[str, Any] | None:
@@ -315,6 +327,10 @@ def as_dict(report: Report) -> dict[str, Any]:
         "stamps": report.stamps,
         "private": report.truth is not None,
         "damaged_files": dict(report.damaged),
+        "incomplete": {
+            str(timeline.window_bounds(window)[0]): list(names)
+            for window, names in report.incomplete.items()
+        },
         "plan": report.figures,
         "account": report.account,
         "releases": {

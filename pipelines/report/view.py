@@ -247,6 +247,10 @@ def context(report: Report) -> dict[str, Any]:
         "stamps": report.stamps,
         "present": len(report.inventory.releases),
         "damaged": [visible(name) for name in sorted(report.damaged)],
+        "incomplete": [
+            (window_name(plan.timeline, window), ", ".join(names))
+            for window, names in report.incomplete.items()
+        ],
         "columns": columns,
         "trends": _window_count(report) > 1,
         "undrawn": len(plan.aggregates) > len(drawn),

@@ -200,6 +200,7 @@ def test_unknown_fields_are_refused_at_every_level(
         ('window = "7d"', 'window = "7d"\nslide = "14d"'),
         ("shards = 4", "shards = 0"),
         ("shards = 4", "threads = 0"),
+        ("shards = 4", 'publication = { title = "T", labels = { page = "Page" } }'),
         ("shards = 4", "threads = 65"),
         ('"flights.db"', '"redis://x"'),
         ('path = "releases/"', 'path = ""'),

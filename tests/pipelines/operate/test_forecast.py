@@ -31,6 +31,7 @@ def micros(year: int, month: int = 1, day: int = 1) -> int:
 
 def made(folder: Path, covers: str) -> Path:
     """A project with one job of the year 2026; nothing is charged."""
+    folder.mkdir(exist_ok=True)
     rows = {"user": ["a"], "page": ["p"], "time": [START]}
     pq.write_table(pa.table(rows), folder / "visits.parquet")
     options = (
@@ -125,6 +126,17 @@ def test_the_page_and_the_table(tmp_path: Path) -> None:
     for run in printed(call(*command, "--json").output)["runs"]:
         assert run["begins"] in table.output and run["begins"] in out.read_text()
     assert call("account", "forecast", "--project", file, "--until", "2020-01-01").exit_code == 2
+    # Runs that use the same share of the limit are one row.
+    weekly = (
+        "account",
+        "forecast",
+        "--project",
+        made(tmp_path / "w", "7d"),
+        "--until",
+        "2036-01-01",
+    )
+    rows = [line for line in call(*weekly).output.splitlines() if line.startswith("daily ")]
+    assert [row.split()[1:3] for row in rows] == [["10", "2026-01-01"]]
     # Where a job has too many runs before the date, the forecast ends sooner, and says when.
     many = foreseen(file, micros(2026 + 2000))
     assert len(many["runs"]) <= 101 and many["until"] < "2200"

@@ -43,7 +43,9 @@ def test_what_a_command_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return outcome.exit_code, sorted(log.read_text().split())
 
     window = "DPSTREAM_WINDOW=2024-01-01T00:00:00Z/2024-01-08T00:00:00Z"
-    assert ended(WEEK) == (4, ["DPSTREAM_JOB=daily", "DPSTREAM_STATE=failed", window])
+    failed = ["DPSTREAM_JOB=daily", "DPSTREAM_STATE=failed", window]
+    assert ended(WEEK) == (4, failed)
+    assert ended(WEEK, "--operator-report", str(project)) == (2, failed)
     incomplete = ["DPSTREAM_JOB=daily", "DPSTREAM_STATE=incomplete", window]
     assert ended(WEEK, "--incomplete") == (0, incomplete)
     for day in range(8, 15):

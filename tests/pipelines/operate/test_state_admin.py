@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from dpstream.accounting.errors import required
 from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
+from dpstream.pipelines.operate.due import due_at
 from dpstream.pipelines.report.report import build
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
@@ -428,6 +429,14 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     page = build(load_job(job)).figures
     assert 20 < page["guarantee"]["epsilon"] == pytest.approx(restore["epsilon"], rel=1e-3)
     assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
+    # What was given up is not overdue; what is lost of the windows after it is.
+    end = 1_704_412_800_000_000  # 2024-01-05
+    state = due_at(load_job(job), end)
+    assert not state.overdue and state.abandoned == ("2024-01-03T00:00:00Z",)
+    (out / "window-000003").rename(tmp_path / "apart")
+    state = due_at(load_job(job), end)
+    assert {one.window for one in state.overdue} == {"2024-01-04T00:00:00Z"}
+    (tmp_path / "apart").rename(out / "window-000003")
     assert run(job).resumed and files(out) == after
 
 

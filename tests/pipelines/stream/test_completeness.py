@@ -180,11 +180,12 @@ def test_what_is_released_as_incomplete_says_so_whenever_it_is_asked(tmp_path: P
     qualities = final.group_by("window_start").aggregate([(column, "distinct")])
     by_window = qualities.sort_by("window_start").column(f"{column}_distinct").to_pylist()
     assert by_window == [["incomplete"], ["final"]]
-    page = ("--out", tmp_path / "page.html")
-    for command, more in (("run", ()), ("plan", ()), ("report", page)):
+    page = tmp_path / "page.html"
+    for command, more in (("run", ()), ("plan", ()), ("report", ("--out", page))):
         stores.close_all()
         out = call(command, "--project", folder, *more)
         assert name in (out.stderr + out.stdout).replace("\n            ", "")
+    assert page.read_text().count(name) == 1  # the page says it of the first week alone
 
 
 def test_a_pass_needs_what_no_pass_has_needed(tmp_path: Path) -> None:
