@@ -162,7 +162,7 @@ def releases(job: Chosen, out: Path | None, kind: "ReleaseKind | None", as_json:
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="The file to write: .parquet, .csv or .jsonl.  [default: final.KIND in the folder of the"
+    help="The file to write: .parquet, .csv or .jsonl.  [default: _final.KIND in the folder of the"
     " releases, else JOB.final.parquet]",
 )
 @AS_JSON
@@ -179,7 +179,7 @@ def final(job: Chosen, out: Path | None, as_json: bool) -> None:
         ending_of(out, RELEASE_KINDS)
     checked = load_job(job)
     folder, kind = checked.sink.folder, checked.sink.file_kind
-    default = f"{checked.name}.final.{kind}" if folder is None else folder / f"final.{kind}"
+    default = f"{checked.name}.final.{kind}" if folder is None else folder / f"_final.{kind}"
     out = out or Path(default)
     rows = write(checked, out)
     print_figures(as_json, {"rows": rows, "out": str(out)}, f"{count(rows, 'row')} in {out}")

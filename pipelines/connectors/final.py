@@ -60,8 +60,9 @@ from dpstream.state.durable import make_folder, replacing
 from dpstream.state.passes import missing_names, noted_passes
 from dpstream.state.store import Store
 
-#: Name of the file in the folder of the releases, without its ending.
-FINAL = "final"
+#: Name of the file in the folder of the releases, without its ending.  Readers of a folder as one
+#: data set leave out names that begin with "_".
+FINAL = "_final"
 TOO_UNCERTAIN, NOT_FINAL, INCOMPLETE = "too uncertain", "not final", "incomplete"
 IS_FINAL = "final"
 #: How the text files begin.

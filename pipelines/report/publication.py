@@ -20,7 +20,7 @@ import yaml
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.facts import UNBOUNDED
 from dpstream.accounting.figures import moment_of, time_text, up
-from dpstream.pipelines.connectors.final import FINAL, final_in, write_final
+from dpstream.pipelines.connectors.final import final_in, write_final
 from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render.page import begins_with, require_own, write_own
 from dpstream.pipelines.report.methodology import methodology
@@ -113,7 +113,7 @@ def publish(report: Report, page: Callable[[Sequence[str]], str], folder: Path) 
     else:  # an earlier one may state what no longer holds
         with file_errors(FLAG, "cannot be replaced"):
             (folder / DEPLOYMENT).unlink(missing_ok=True)
-    tables = [f"{FINAL}.parquet", f"{FINAL}.csv"]
+    tables = ["final.parquet", "final.csv"]
     for name in tables:
         write_final(final_in(job, sink), job, folder / name, FLAG)
     names = [*tables, *texts]
@@ -211,8 +211,8 @@ def _metadata(
         "dcat:distribution": [
             {
                 "@type": "dcat:Distribution",
-                "dct:title": f"{FINAL}.{kind}",
-                "dcat:downloadURL": {"@id": f"{FINAL}.{kind}"},
+                "dct:title": f"final.{kind}",
+                "dcat:downloadURL": {"@id": f"final.{kind}"},
                 "dcat:mediaType": {"@id": _MEDIA + media},
             }
             for kind, media in (

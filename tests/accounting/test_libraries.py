@@ -241,7 +241,7 @@ DEVELOPMENT = {"peers", "test", "docs", "dev"}
 #: Package -> the name that is imported, where it is another one.
 IMPORTED = {
     "apache-beam": "apache_beam", "python-flint": "flint", "prometheus-client": "prometheus_client",
-    "typing-extensions": "typing_extensions",
+    "typing-extensions": "typing_extensions", "pyyaml": "yaml",
 }  # fmt: skip
 #: What apache-beam, pinned exactly, brings and the program speaks to its runners with.
 BEAMS = {"grpc", "google.protobuf"}

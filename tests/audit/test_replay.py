@@ -56,7 +56,7 @@ def noise(place: Place, sink: str) -> pa.Table:
 
 def test_the_same_run_gives_the_same_bytes(place: Place) -> None:
     first = place.files()
-    assert sorted(first) == ["final.parquet", "guarantee.json", "run.json"] + [
+    assert sorted(first) == ["_final.parquet", "guarantee.json", "run.json"] + [
         f"window-00000{w}/trigger-00000{t}.parquet" for w in (0, 1) for t in (1, 2, 3, 4)
     ]
     assert place.run() == first  # again, on what is there

@@ -220,7 +220,7 @@ def test_the_final_table_is_that_of_duckdb(make_job: Callable[..., Job], kind: s
     job = begun(make_job, (*DAYS[:2], rare), sink=kind)
     job.path.write_text(job.path.read_text() + PUBLICATION)
     job = load_job(job.path)
-    path = Path(job.sink.path) / f"final.{kind}"
+    path = Path(job.sink.path) / f"_final.{kind}"
     run(job, through="2024-01-02T19:00:00Z")
     first, expected = read_final(path, job), by_query(job)
     qualities = set(first["records_quality"].to_pylist())
@@ -249,7 +249,7 @@ def unguard(table: pa.Table, kind: str) -> pa.Table:
 def test_a_table_is_whole_or_the_old_one(make_job: Callable[..., Job]) -> None:
     """Cut off while it is written the old one stays; another file is never replaced."""
     job = run(begun(make_job, DAYS))
-    path = Path(job.sink.path) / "final.parquet"
+    path = Path(job.sink.path) / "_final.parquet"
     before = path.read_bytes()
 
     class Killed(BaseException):
@@ -272,7 +272,7 @@ def test_a_table_is_whole_or_the_old_one(make_job: Callable[..., Job]) -> None:
 
 def test_a_run_says_that_its_table_was_not_written(make_job: Callable[..., Job]) -> None:
     job = run(begun(make_job, DAYS))
-    path = Path(job.sink.path) / "final.parquet"
+    path = Path(job.sink.path) / "_final.parquet"
     path.unlink()
     path.mkdir()
     texts: list[Any] = []

@@ -1,7 +1,4 @@
-"""``dpstream state``: init, expire, backup, restore, reshard, as a person uses them.
-
-``dpstream state``: what a store holds, and its releases once more.
-"""
+"""``dpstream state``: init, info, releases, expire, backup, restore, reshard, as a person does."""
 
 import json
 import os
@@ -482,15 +479,8 @@ def test_without_a_ledger_the_sink_or_the_store_knows_the_epoch(job: Path, tmp_p
     accounts.write(job, _DAYS)
     done("init", job)
     done("backup", job, "--out", tmp_path / "b")
-    abandon = (
-        "restore",
-        "pages",
-        job,
-        tmp_path / "b",
-        "--abandon",
-        "--now",
-        "2024-01-01T06:00:00Z",
-    )
+    now = "2024-01-01T06:00:00Z"
+    abandon = ("restore", "pages", job, tmp_path / "b", "--abandon", "--now", now)
     assert done(*abandon, "--replace")["epoch"] == 1
     assert done(*abandon, "--replace")["epoch"] == 2
     run(job)

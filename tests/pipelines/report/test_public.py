@@ -31,7 +31,7 @@ region = "Exampleton"
 licence = "CC-BY-4.0"
 citation = "Office for statistics: Rides of the city's bicycles."
 next = "every Monday"
-labels = { station = "Station", records = "Rides", total = "Minutes", user = "rider" }
+labels = { key = "Station", records = "Rides", total = "Minutes", user = "rider" }
 withhold = "sd > 30%"
 """
 WEEKS = 12
@@ -80,8 +80,9 @@ def rides(make_job: MakeJob) -> Job:
     path = make_job().path
     accounts.write(path, text)
     job = edit(
-        load_job(path), ('key = ["key"]', 'key = ["station"]'), ('window = "1d"', 'window = "7d"'),
-        ('covers = "lifetime"', 'covers = "7 days"'), ('"6h"', '"7d"'),
+        load_job(path), ('key = ["key"]', 'key = ["station"]'), ('{ key = ', '{ station = '),
+        ('window = "1d"', 'window = "7d"'), ('covers = "lifetime"', 'covers = "7 days"'),
+        ('"6h"', '"7d"'),
         ("2024-01-02", f"{np.datetime64('2024-01-01') + 7 * WEEKS}"),
     )  # fmt: skip
     for week in range(WEEKS):

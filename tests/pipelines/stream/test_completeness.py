@@ -175,7 +175,7 @@ def test_what_is_released_as_incomplete_says_so_whenever_it_is_asked(tmp_path: P
     paths = [folder / "out" / name for name in sorted(released(folder))]
     facts = [json.loads(pq.read_schema(path).metadata[b"dpstream"]) for path in paths]
     assert [each.get("incomplete") for each in facts] == [[name], None]
-    final = pq.read_table(folder / "out" / "final.parquet")
+    final = pq.read_table(folder / "out" / "_final.parquet")
     column = next(each for each in final.schema.names if each.endswith("_quality"))
     qualities = final.group_by("window_start").aggregate([(column, "distinct")])
     by_window = qualities.sort_by("window_start").column(f"{column}_distinct").to_pylist()
