@@ -155,6 +155,10 @@ _CHANNEL = [
     ("grpc.keepalive_permit_without_calls", True),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.max_ping_strikes", 0),
+    # The first try comes before the server listens; gRPC would wait for a second and more.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 100),
 ]
 #: Where Flink looks for its settings; which of them name what it listens on.
 _FLINK_SETTINGS = "FLINK_CONF_DIR"
