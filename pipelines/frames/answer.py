@@ -190,7 +190,7 @@ def private_table(
     others = [name for name in released.column_names if name not in question.key_order]
     rows = sorted_rows(released.select([*question.key_order, *others]), question.key_order)
     widths = widths_of_means(question.gridded.plan, header)
-    figures = [label for labels in question.labels.values() for label in labels]
+    figures = dict.fromkeys((n for labels in question.labels.values() for n in labels), "columns")
     answer = presented(committed, header, rows, figures, insecure, widths)
     charged = None if data_set is None else answer.charged
     question = question.taking(question.families.of(header.mu))

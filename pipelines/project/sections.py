@@ -12,6 +12,7 @@ import msgspec
 
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.fields import Field, FieldType
+from dpstream.accounting.limits import MAX_EPSILON, MIN_DELTA
 from dpstream.accounting.places import FileKind
 from dpstream.accounting.regions.space import BudgetKind
 
@@ -43,6 +44,19 @@ class AccountSection(Section, frozen=True):
     id: str | None = None
 
 
+class DefaultsSection(Section, frozen=True):
+    """``defaults`` of a data set: options of privacy that a statement may leave out.
+
+    Attributes:
+        epsilon, delta: of a statement.
+        max_groups_contributed: groups of one unit that count.
+    """
+
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=MAX_EPSILON)] | None = None
+    delta: Annotated[float, msgspec.Meta(ge=MIN_DELTA, lt=1)] | None = None
+    max_groups_contributed: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+
+
 class DataSetSection(Section, frozen=True):
     """``[data_set.NAME]``: tables about the same privacy units, with one account and one secret.
 
@@ -52,12 +66,14 @@ class DataSetSection(Section, frozen=True):
             to the secret that all noise is computed from.
         insecure_test_secret: 64 hex digits, for tests on public data: whoever knows them can
             subtract the noise.
+        defaults: of options of statements.
     """
 
     unit: UnitSection | None = None
     account: AccountSection | None = None
     secret: Place | None = None
     insecure_test_secret: str | None = None
+    defaults: DefaultsSection = DefaultsSection()
 
     def __repr__(self) -> str:
         return f"DataSetSection({self.unit!r}, {self.account!r}, {self.secret!r})"
@@ -273,6 +289,7 @@ class ProjectSections(Section, frozen=True):
     version: Literal[1]
     data_set: dict[str, DataSetSection] = {}
     table: dict[str, TableSection] = {}
+    view: dict[str, str] = {}
     job: dict[str, dict[str, Any]] = {}
     workload: dict[str, WorkloadSection] = {}
     census: dict[str, CensusSection] = {}

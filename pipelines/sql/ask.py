@@ -238,7 +238,7 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
             f"{error.fix}; then ask the same again: nothing more is charged",
         )
     else:
-        reports = [f.name for f in question.statement.functions if f.report]
+        reports = {f.name: f.report for f in question.statement.functions if f.report}
         by_column = widths_of_means(question.plan, header)
         widths = {label: w for c, w in by_column.items() for label in question.columns[c]}
         return presented(answer, _labelled(header, question), rows, reports, insecure, widths)

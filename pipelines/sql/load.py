@@ -109,7 +109,19 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
     }
     identity = UnitIdentity(unit.name, unit.type)
     keep_beside(place.path, project.path)
-    return Catalog(identity, named_tables, place, secret, project.folder)
+    views = {view.lower(): text for view, text in project.sections.view.items()}
+    for view in views.keys() & named_tables.keys():
+        raise UsageError(f"view.{view}", "has the name of a table", "choose another name")
+    given = msgspec.to_builtins(project.sections.data_set[name].defaults)
+    return Catalog(
+        identity,
+        named_tables,
+        place,
+        secret,
+        project.folder,
+        defaults={option: value for option, value in given.items() if value is not None},
+        views=views,
+    )
 
 
 def _only_data_set(project: Project) -> str | None:

@@ -69,9 +69,8 @@ from dpstream.pipelines.statements.canonical import (
     sql,
 )
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.forms import duckdb
+from dpstream.pipelines.statements.forms import duckdb, type_of
 from dpstream.pipelines.statements.functions import Function
-from dpstream.pipelines.statements.ownership import type_of
 from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.events import Charge, ChargeKind

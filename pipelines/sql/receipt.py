@@ -1,6 +1,6 @@
 """The answer of a statement, or of a DataFrame function: header and rows of a receipt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,7 +129,7 @@ def presented(
     answer: Answer,
     header: Header,
     rows: pa.Table,
-    reports: Sequence[str],
+    reports: Mapping[str, str],
     insecure: bool,
     widths: Mapping[str, float],
 ) -> SqlAnswer:
@@ -137,7 +137,7 @@ def presented(
 
     Args:
         header, rows: of its receipt, with the names that are shown.
-        reports: columns whose interval is asked for (WITH REPORT).
+        reports: how the interval of columns is asked for.
         insecure: whether its secret is a fixed test secret.
         widths: of the bounds of means, by column.
     """
@@ -149,6 +149,9 @@ def presented(
         columns[name] = rows.column(name)
         if f"{name}{MARK}sd" in rows.column_names:
             parts = {part: rows.column(f"{name}{MARK}{part}") for part in PARTS}
+            if reports.get(name) == "json":
+                columns[name] = _reported(columns[name], parts)
+                continue
             intervals[name] = pa.table(parts)
             if name in reports:
                 columns |= {f"{name}_{LABELS[part]}": values for part, values in parts.items()}
@@ -158,6 +161,15 @@ def presented(
     means = {name: width for name, width in widths.items() if name in intervals}
     weak = {name: weak_rows(intervals[name]["sd"], width) for name, width in means.items()}
     return SqlAnswer(table, intervals, reported, header, *committed, insecure, weak)
+
+
+def _reported(values: pa.ChunkedArray, parts: Mapping[str, pa.ChunkedArray]) -> pa.Array:
+    """Return figures with their noise as JSON: ``value`` and ``standard_deviation``, as GoogleSQL
+    calls them, and the ends of the interval."""
+    names = ("value", "standard_deviation", *(LABELS[end] for end in ("low", "high")))
+    rows = zip(*(column.to_pylist() for column in (values, *parts.values())), strict=True)
+    cells = ({"result": dict(zip(names, row, strict=True))} for row in rows)
+    return pa.array([msgspec.json.encode(cell).decode() for cell in cells], pa.string())
 
 
 def widths_of_means(plan: QueryPlan, header: Header) -> dict[str, float]:

@@ -50,8 +50,8 @@ from dpstream.pipelines.runners.bounded import Runner, run_to_end
 from dpstream.pipelines.sql.query_plan import Question, tables_read
 from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
-from dpstream.pipelines.statements.allowed import AGGREGATES
 from dpstream.pipelines.statements.exact import safe_query
+from dpstream.pipelines.statements.ownership import aggregates_in
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import (
@@ -213,9 +213,6 @@ def private_answer(
     return StageAnswer(drawn, plan, sums.groups, settled.nulls, settled.cuts)
 
 
-_AGGREGATES = tuple(AGGREGATES)
-
-
 def released(question: Question, answered: StageAnswer) -> pa.Table:
     """Return the released relation with intervals, by canonical names; sorted, so that the order
     reveals nothing.
@@ -276,11 +273,11 @@ def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
         return _with_intervals(node.this, names)
     if not isinstance(node, exp.Select):
         return set()
-    aggregated = any(item.find(*_AGGREGATES) for item in node.expressions)
+    aggregated = any(map(aggregates_in, node.expressions))
     if node.args.get("group") is not None or node.args.get("distinct") is not None or aggregated:
         return set()
     intervals: dict[str, set[str]] = {}
-    for part in (node.args["from_"], *(node.args.get("joins") or ())):
+    for part in filter(None, (node.args.get("from_"), *(node.args.get("joins") or ()))):
         source = part.this
         if isinstance(source, exp.Table):
             intervals[source.alias_or_name] = names if source.name == RELEASED else set()

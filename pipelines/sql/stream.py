@@ -46,8 +46,9 @@ from dpstream.pipelines.project.project import Project
 from dpstream.pipelines.project.source import described, query_of, source_of, source_path
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import DpSql
+from dpstream.pipelines.statements.forms import type_of
 from dpstream.pipelines.statements.functions import Function
-from dpstream.pipelines.statements.ownership import NUMBERS, type_of
+from dpstream.pipelines.statements.ownership import NUMBERS
 from dpstream.pipelines.statements.row_query import Readable, check_row_local, readable
 from dpstream.pipelines.statements.statement import (
     KEYS,
@@ -91,7 +92,7 @@ def stream_job(project: Project, name: str | None, statement: str) -> StreamJob:
     """
     name, section = project.job_as_written(name)
     job_tables = _readable(project, name, section)
-    checked_form(statement)
+    checked_form(statement, job_tables.tables)
     parsed = statement_of(statement, job_tables.tables, stream_options)
     require(parsed.functions, "no-function")
     check_row_local(_select_from_private(parsed, []), job_tables.tables)

@@ -10,17 +10,19 @@ or another row.  They are:
 * operators: + - * / % & || AND OR NOT = <> < <= > >= IS (NOT) DISTINCT FROM, IS NULL, BETWEEN, IN
   (list), LIKE, CASE, INTERVAL;
 * CAST and SAFE_CAST between INT64, FLOAT64, NUMERIC, BOOL, STRING, BYTES, DATE, TIMESTAMP and
-  DATETIME.
+  DATETIME, by the pairs of `forms.CASTS`; AT TIME ZONE of an instant and a zone that DuckDB knows.
 
-Aggregates per unit, in subqueries that group by it: COUNT, COUNT(DISTINCT), COUNTIF, SUM, AVG,
-MIN, MAX, LOGICAL_AND, LOGICAL_OR.
+Aggregates per unit, in subqueries that group by it: COUNT, COUNT(DISTINCT), SUM, AVG, MIN, MAX,
+LOGICAL_AND, LOGICAL_OR, and COUNTIF and ANY_VALUE by their spelling (`spelling`).  In windows also
+`RANKS`.
 
-**Names.**  WITH parts are put in the place of their names first (they are deterministic, so that a
-part used twice is the same relation twice), then sqlglot's ``qualify`` resolves names, ``*`` and
-USING.  Every column is checked again by `ownership`: qualify is trusted with no rule.
+**Names.**  WITH parts and views are put in the place of their names first (they are deterministic,
+so that a part used twice is the same relation twice), then sqlglot's ``qualify`` resolves names,
+``*`` and USING.  Every column is checked again by `ownership`: qualify is trusted with no rule.
 """
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -45,6 +47,8 @@ from dpstream.pipelines.statements.dialect import (
     WithReport,
 )
 from dpstream.pipelines.statements.errors import Position, position, position_in, refusal
+from dpstream.pipelines.statements.forms import CASTS, DAYS, SAME, type_of
+from dpstream.pipelines.statements.spelling import spelled
 
 #: Characters of a statement, nodes of its tree (also after its WITH parts are put in place) and
 #: the depth to which it may be nested: an analyst's statement has under a tenth of each.
@@ -92,8 +96,11 @@ STRUCTURE: dict[type[exp.Expr], set[str]] = {
     exp.TryCast: {"this", "to", "safe"},
     exp.DataType: {"this", "nested", "expressions"},
     exp.DataTypeParam: {"this"},
-    exp.In: {"this", "expressions"},
-    exp.Trim: {"this", "position"},
+    exp.In: {"this", "expressions", "query"},
+    exp.Exists: {"this"},
+    exp.Window: {"this", "partition_by", "order", "spec", "over"},
+    exp.WindowSpec: {"kind", "start", "start_side", "end", "end_side"},
+    exp.Trim: {"this", "position", "expression"},
 }
 #: What stands in private functions and options only.
 PRIVACY = (PrivacyOptions, Private, Clamped, WithReport, exp.Kwarg, exp.PropertyEQ, exp.Tuple)
@@ -169,12 +176,19 @@ SCALARS = {
     exp.Left,
     exp.Right,
     exp.RegexpLike,
+    exp.RegexpExtract,
+    exp.TimeToStr,
+    exp.AtTimeZone,
+    exp.WeekStart,
     exp.Date,
     *_TIME_FUNCTIONS,
 }
+#: Functions that stand in a window only.
+RANKS = {exp.RowNumber, exp.Rank, exp.DenseRank, exp.Lag, exp.Lead, exp.FirstValue}
+#: Those whose value depends on which of two tied rows comes first.
+PLACED = (exp.RowNumber, exp.Lag, exp.Lead, exp.FirstValue)
 AGGREGATES = {
     exp.Count,
-    exp.CountIf,
     exp.Sum,
     exp.Avg,
     exp.Min,
@@ -213,9 +227,12 @@ PARTS = {
 #: Parts that can be extracted, and are no length of time.
 _EXTRACTED = {"DAYOFWEEK", "ISOWEEK"}
 _TIME_NODES = (*_TIME_FUNCTIONS, exp.Interval)
+_WEEK_NODES = (exp.Extract, exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc)
+#: Directives of a format that mean the same in DuckDB.
+_FORMATS = re.compile(r"([^%]|%[YmdHMSyBbAajpI%])*")
 #: The rule that a node breaks which is on no list; the first that fits.
 REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
-    ((exp.Window, exp.Qualify, exp.RowNumber, exp.Rank, exp.Lag, exp.Lead), "window"),
+    ((exp.Qualify, exp.RowNumber, exp.Rank, exp.DenseRank, exp.Lag, exp.Lead), "window"),
     (
         (
             exp.Rand,
@@ -231,8 +248,8 @@ REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
         "nondeterministic",
     ),
     ((exp.TableSample,), "sample"),
-    ((exp.AtTimeZone, exp.FromTimeZone), "time-zone"),
-    ((exp.Exists, exp.Any, exp.All), "subquery-expression"),
+    ((exp.FromTimeZone,), "time-zone"),
+    ((exp.Any, exp.All), "subquery-expression"),
     ((exp.Rollup, exp.Cube, exp.GroupingSets), "grouping-sets"),
     ((exp.Unnest, exp.Lateral, exp.Pivot, exp.Values), "lateral"),
     ((exp.Fetch,), "limit"),
@@ -252,7 +269,6 @@ PARTS_REFUSED = {
     "windows": "window",
     "laterals": "lateral",
     "pivots": "lateral",
-    "query": "subquery-expression",
     "unnest": "lateral",
     "db": "unknown-table",
     "catalog": "unknown-table",
@@ -262,13 +278,14 @@ PARTS_REFUSED = {
 }
 #: Names of the functions that a statement can use somewhere: what a refusal lists.
 FUNCTIONS = (
-    *(*SOMETIMES, *ALWAYS, "COUNTIF", "LOGICAL_AND", "LOGICAL_OR"),
+    *(*SOMETIMES, *ALWAYS, "ANY_VALUE", "LOGICAL_AND", "LOGICAL_OR"),
     *("ABS", "CEIL", "FLOOR", "ROUND", "TRUNC", "SIGN", "SQRT", "EXP", "LN", "LOG", "LOG10"),
     *("POW", "MOD", "DIV", "GREATEST", "LEAST", "SAFE_DIVIDE"),
     *("IF", "COALESCE", "IFNULL", "NULLIF", "CAST", "SAFE_CAST"),
     *("UPPER", "LOWER", "LENGTH", "CHAR_LENGTH", "CONCAT", "SUBSTR", "TRIM", "LTRIM", "RTRIM"),
     *("REPLACE", "STARTS_WITH", "ENDS_WITH", "STRPOS", "REVERSE", "LEFT", "RIGHT"),
-    *("REGEXP_CONTAINS", "DATE", "EXTRACT", "DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC"),
+    *("REGEXP_CONTAINS", "REGEXP_EXTRACT", "FORMAT_DATE", "FORMAT_TIMESTAMP", "FORMAT_DATETIME"),
+    *("DATE", "EXTRACT", "DATE_TRUNC", "TIMESTAMP_TRUNC", "DATETIME_TRUNC"),
     *("DATE_DIFF", "TIMESTAMP_DIFF", "DATE_ADD", "DATE_SUB"),
 )
 #: The rules whose refusal names the function that breaks them.
@@ -313,6 +330,8 @@ def _check_node(node: exp.Expr) -> None:
         for part, value in node.args.items():
             if value and part not in STRUCTURE[kind]:
                 require(False, PARTS_REFUSED.get(part, "not-supported"), node)
+    elif isinstance(node.parent, exp.Window) and kind in RANKS and node.arg_key == "this":
+        pass
     elif kind not in SCALARS and kind not in AGGREGATES and kind not in PRIVACY:
         codes = (code for kinds, code in REFUSED if isinstance(node, kinds))
         require(False, next(codes, "not-supported"), node)
@@ -326,13 +345,35 @@ def _check_node(node: exp.Expr) -> None:
         extracted = isinstance(node, exp.Extract)
         unit = node.this if extracted else node.args.get("unit")
         parts = PARTS | _EXTRACTED if extracted else PARTS
-        require(unit is None or unit.name.upper() in parts, "function", node)
+        begins = DAYS if isinstance(unit, exp.WeekStart) else ("ISOWEEK",)
+        week = unit is not None and unit.name.upper() in begins
+        named = unit is None or unit.name.upper() in parts
+        require(isinstance(node, _WEEK_NODES) if week else named, "function", node)
+    if isinstance(node, exp.TimeToStr | exp.RegexpExtract):
+        text = node.args.get("format") or node.args.get("position") or node.expression
+        fits = _FORMATS.fullmatch if isinstance(node, exp.TimeToStr) else _has_its_group
+        require(text.is_string and fits(text.name), "function", node)
     zone = node.args.get("zone")  # DuckDB fails on one that it does not know, also under TRY
-    require(zone is None or (zone.is_string and zone.name == "UTC"), "time-zone", node)
-    if isinstance(node, exp.Query):
-        inside = isinstance(node.parent, exp.From | exp.Join | exp.CTE | exp.SetOperation)
-        wrapped = isinstance(node.parent, exp.Subquery) or node.parent is None
-        require(inside or wrapped, "subquery-expression", node)
+    names = _zones() if zone is not None and isinstance(node, exp.AtTimeZone) else {"UTC"}
+    require(zone is None or (zone.is_string and zone.name in names), "time-zone", node)
+    if isinstance(node, exp.Query):  # `ownership` says where a query can be a value
+        require(not isinstance(node.parent, exp.Limit | exp.Offset), "limit", node)
+
+
+def _has_its_group(pattern: str) -> bool:
+    """Whether a pattern has at most one group, which is in every match: DuckDB has no NULL for one
+    that is not."""
+    plain = re.sub(r"\\.|\[[^\]]*\]|\(\?:", "", pattern)
+    return plain.count("(") < 2 and not ("(" in plain and re.search(r"\||\)[?*{]", plain))
+
+
+@functools.cache
+def _zones() -> frozenset[str]:
+    import duckdb  # only few statements name a zone
+
+    with duckdb.connect() as base:
+        rows = base.execute("SELECT name FROM pg_timezone_names()").fetchall()
+    return frozenset(name for (name,) in rows)
 
 
 def parsed(text: str) -> exp.Query:
@@ -349,6 +390,7 @@ def parsed(text: str) -> exp.Query:
         trees = [tree for tree in parser.parse(tokens, text) if tree is not None]
         require(len(trees) == 1, "one-statement")
         [tree] = trees
+        tree = spelled(tree)
         tree.meta["text"] = text
         for name in tree.find_all(exp.Identifier):
             first = text[name.meta["start"]] if "start" in name.meta else ""
@@ -403,16 +445,34 @@ def _where(error: SqlglotError, text: str) -> Position:
     return position_in(text, len(details[0].get("start_context") or ""))
 
 
-def inlined(tree: exp.Query) -> exp.Query:
-    """Return the tree with the queries of its WITH parts in place of their names.
+def inlined(tree: exp.Query, views: Mapping[str, str] | None = None) -> exp.Query:
+    """Return the tree with the queries of its WITH parts and views in place of their names.
+
+    Args:
+        views: texts by name; a view may name those before it.
 
     Raises:
         DpstreamError: it grows too large, or is recursive.
     """
     tree = normalize_identifiers(tree, dialect=_DIALECT)
     size = [sum(1 for _ in tree.walk())]
-    _inline(tree, {}, size)
+    definitions = dict[str, exp.Expr]()
+    written = {table.name for table in tree.find_all(exp.Table)} if views else set()
+    for name, text in (views or {}).items():
+        if written:  # a view that nothing names may be of another data set
+            definitions[name] = _view(text, definitions)
+    _inline(tree, definitions, size)
     return tree
+
+
+def _view(text: str, before: Mapping[str, exp.Expr]) -> exp.Expr:
+    """Return the query of a view; its nodes have the place of the name that stands for it."""
+    query = normalize_identifiers(parsed(text), dialect=_DIALECT)
+    _inline(query, before, [0])
+    for node in query.walk():
+        for part in ("line", "start"):
+            node.meta.pop(part, None)
+    return query
 
 
 def _inline(node: exp.Expr, definitions: Mapping[str, exp.Expr], size: list[int]) -> None:
@@ -462,6 +522,12 @@ def qualified(tree: exp.Query, schema: Mapping[str, Mapping[str, str]]) -> exp.Q
         raise refusal("too-large") from None
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
         raise refusal("syntax") from None
+    for node in tree.find_all(exp.Cast, exp.AtTimeZone):
+        cast, kind = isinstance(node, exp.Cast), type_of(node.this)
+        to = node.args["to"].this if cast else exp.DType.TIMESTAMPTZ
+        same = kind in (None, exp.DType.UNKNOWN, exp.DType.NULL, SAME.get(to, to))
+        fits = same or (cast and (kind, SAME.get(to, to)) in CASTS)
+        require(fits, "cast" if cast else "time-zone", node)
     return tree
 
 

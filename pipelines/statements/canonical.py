@@ -50,8 +50,7 @@ def canonical_form(statement: Statement) -> Canonical:
     source.set("expressions", [])
     groups = [replace(g, name="", expression=by_label[g.name]) for g in statement.groups]
     functions = [
-        replace(f, name="", argument=by_label.get(f.name), report=False)
-        for f in statement.functions
+        replace(f, name="", argument=by_label.get(f.name), report="") for f in statement.functions
     ]
     new_groups, names = _named("group", groups, group_text)
     new_functions, function_names = _named("function", functions, function_text)
@@ -119,7 +118,8 @@ def _rename_sources(select: exp.Select) -> None:
     """Give the relations of a SELECT, and all in them, their canonical names."""
     sources = dict[str, tuple[str, dict[str, str] | None]]()
     joins = select.args.get("joins") or []
-    for number, part in enumerate((select.args["from_"], *joins)):
+    first = select.args.get("from_")  # a constant has none
+    for number, part in enumerate((*([] if first is None else [first]), *joins)):
         written, columns = part.this.alias_or_name, None
         if isinstance(part.this, exp.Subquery):
             columns = _rename_columns(part.this)

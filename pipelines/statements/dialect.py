@@ -37,8 +37,8 @@ ALWAYS = (
     "QUANTILES",
 )
 #: Names that mean one with a private argument.
-SOMETIMES = ("COUNT", "SUM", "AVG", "MIN", "MAX")
-ANONYMIZED = tuple(f"ANON_{name}" for name in (*ALWAYS, *SOMETIMES))
+SOMETIMES = ("COUNT", "COUNTIF", "SUM", "AVG", "MIN", "MAX")
+ANONYMIZED = tuple(f"ANON_{name}" for name in (*ALWAYS, *SOMETIMES) if name != "COUNTIF")
 
 
 class PrivacyOptions(exp.Expression):
@@ -61,9 +61,9 @@ class Clamped(exp.Expression):
 
 
 class WithReport(exp.Expression):
-    """The expression ``this WITH REPORT``."""
+    """The expression ``this WITH REPORT`` or ``this WITH REPORT(FORMAT = format)``."""
 
-    arg_types: ClassVar[dict[str, bool]] = {"this": True}
+    arg_types: ClassVar[dict[str, bool]] = {"this": True, "format": False}
 
 
 #: Nodes that stand in a private function only.
@@ -111,7 +111,10 @@ class DpParser(BigQueryParser):
         spelling = exp.var(self._prev.text.upper()).update_positions(self._prev)
         options: list[Any] = []
         if self._match_text_seq("OPTIONS"):
-            options = self._parse_wrapped_csv(self._parse_option, optional=False)
+            self._match_l_paren()
+            if self._curr.token_type != TokenType.R_PAREN:
+                options = self._parse_csv(self._parse_option)
+            self._match_r_paren()
         return PrivacyOptions(this=spelling, expressions=options)
 
     def _parse_option(self) -> exp.Expr | None:
@@ -135,8 +138,18 @@ class DpParser(BigQueryParser):
                 self.raise_error("Expected AND")
             this = Clamped(this=this, low=low, high=self._parse_unary())
         if this is not None and self._match_text_seq("WITH", "REPORT"):
-            this = WithReport(this=this)
+            this = WithReport(this=this, format=self._report_format())
         return this
+
+    def _report_format(self) -> exp.Expr | None:
+        if not self._match(TokenType.L_PAREN):
+            return None
+        if not self._match_text_seq("FORMAT") or not self._match(TokenType.EQ):
+            self.raise_error("Expected FORMAT =")
+        self._advance()
+        name = self._at(exp.var(self._prev.text.upper()), self._prev)
+        self._match_r_paren()
+        return name
 
     def _at(self, name: exp.Expr, token: Token) -> exp.Expr:
         """Give a name its place; a literal is none, because errors repeat names."""
@@ -181,7 +194,10 @@ class DpGenerator(BigQueryGenerator):
             f"{self.sql(node, 'this')} CLAMPED BETWEEN {self.sql(node, 'low')}"
             f" AND {self.sql(node, 'high')}"
         ),
-        WithReport: lambda self, node: f"{self.sql(node, 'this')} WITH REPORT",
+        WithReport: lambda self, node: (
+            f"{self.sql(node, 'this')} WITH REPORT"
+            + (f"(FORMAT = {node.text('format')})" if node.args.get("format") else "")
+        ),
     }
 
 

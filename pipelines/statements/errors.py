@@ -55,10 +55,15 @@ RULES: dict[str, Rule] = {
         "uses a function that is not on the list of allowed ones",
         "use another function, another part of a time, or CAST to another type",
     ),
+    "cast": Rule(
+        "casts between two types that GoogleSQL has no cast for, or that has no exact form",
+        "write CAST to STRING or INT64 between them",
+    ),
     "time-zone": Rule(
-        "names a time zone other than UTC, or AT TIME ZONE",
-        "leave it out: times are in UTC; a column of CSV or JSON Lines that the table declares as "
-        "DATETIME or DATE has the clock of its files",
+        "names a time zone that is not known, or where it has no exact form",
+        "write DATE(t, 'Europe/Paris') or EXTRACT(HOUR FROM t AT TIME ZONE 'Europe/Paris') of a "
+        "TIMESTAMP, or leave it out: times are in UTC; a column of CSV or JSON Lines that a table "
+        "declares as DATETIME or DATE has the clock of its files",
     ),
     "unknown-table": Rule(
         "names a table that the data set does not have",
@@ -173,7 +178,11 @@ RULES: dict[str, Rule] = {
         "write contribution_bounds_per_group => (0, 10)",
     ),
     "count-bounds": Rule(
-        "has bounds of a count that are not whole numbers from 0", "write (0, 10)"
+        "has bounds of a count that are not whole numbers, the upper one above 0", "write (0, 10)"
+    ),
+    "report": Rule(
+        "asks for a report in another format than JSON and PROTO, which give the same JSON",
+        "write report_format => 'JSON', or WITH REPORT for columns",
     ),
     "quantile": Rule(
         "asks for a quantile that is not a number from 0 to 1, or for more than 999 parts",
@@ -250,7 +259,7 @@ RULES: dict[str, Rule] = {
         "select the same columns in every part",
     ),
     "subquery-expression": Rule(
-        "uses a subquery in IN, EXISTS or as a value",
+        "uses a subquery at a place, or in a form, that has no join which means the same",
         "join the relation instead: JOIN (SELECT DISTINCT ...) AS s ON ...",
         privacy=True,
     ),
@@ -265,9 +274,17 @@ RULES: dict[str, Rule] = {
         privacy=True,
     ),
     "window": Rule(
-        "uses a window function: it mixes rows of several units",
-        "aggregate per unit in a subquery that groups by the unit",
+        "uses a window function in the private SELECT, with groups, or over rows of several units",
+        "write it in a subquery: OVER (PARTITION BY unit, ... ORDER BY ...), or on the answer",
         privacy=True,
+    ),
+    "window-order": Rule(
+        "has a window without the ORDER BY that decides its value",
+        "write OVER (PARTITION BY unit ORDER BY column)",
+    ),
+    "window-sum": Rule(
+        "adds numbers with fractions in a window, whose sum depends on their order",
+        "add whole numbers, or write SUM in a subquery that groups by the unit",
     ),
     "nondeterministic": Rule(
         "uses a function whose value is not determined by the row",

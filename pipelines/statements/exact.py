@@ -10,12 +10,13 @@ import itertools
 from sqlglot import exp
 
 from dpstream.accounting.errors import required
-from dpstream.pipelines.statements.forms import DECIMALS, FLOATS, decimal, duckdb, exact
-from dpstream.pipelines.statements.ownership import GROUPABLE, type_of
+from dpstream.pipelines.statements.forms import DECIMALS, FLOATS, decimal, duckdb, exact, type_of
+from dpstream.pipelines.statements.ownership import GROUPABLE
 from dpstream.pipelines.tables.catalog import Catalog, Table
 
 #: Types whose equality cannot fail: DuckDB casts one of two decimals, which can.
 _EQUATED = GROUPABLE - set(DECIMALS)
+_COMPUTED = (exp.Window, exp.AggFunc)
 #: Nodes that cannot fail.
 _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
@@ -43,8 +44,13 @@ def _safe_select(node: exp.Select, combined: bool = False) -> None:
     where = node.args.get("where")
     if where is not None:
         where.set("this", _condition(where.this))
-    if node.args.get("group") is not None or any(n.find(exp.AggFunc) for n in node.expressions):
-        _regroup(node)
+    windows = any(item.find(exp.Window) for item in node.expressions)
+    if (
+        windows
+        or node.args.get("group") is not None
+        or any(item.find(exp.AggFunc) for item in node.expressions)
+    ):
+        _regroup(node, windows)
     else:
         node.set("expressions", [_item(item) for item in node.expressions])
     if node.args.get("order") is not None:
@@ -62,19 +68,23 @@ def _widened(item: exp.Expr) -> exp.Expr:
     return item
 
 
-def _regroup(node: exp.Select) -> None:
-    """Two levels: groups with their counts, extremes and lists of values, none of which can fail;
-    and above them, under TRY, everything that is computed from these."""
+def _regroup(node: exp.Select, windows: bool = False) -> None:
+    """Two levels: groups with their counts, extremes and lists of values, or rows with their
+    windows, none of which can fail; and above them, under TRY, everything that is computed from
+    these."""
     group, having, order = (node.args.get(part) for part in ("group", "having", "order"))
     groups = [] if group is None else list(group.expressions)
+    items = (*node.expressions, *(part for part in (having, order) if part is not None))
+    columns = dict.fromkeys(c for item in items for c in item.find_all(exp.Column) if c.table)
     replacements: dict[exp.Expr, tuple[exp.Expr, exp.Expr]] = {
-        item: (_typed(item), _above(f"g{i}", item)) for i, item in enumerate(groups)
+        item: (_typed(item), _above(f"g{i}", item))
+        for i, item in enumerate(columns if windows else groups)
     }
-    for item in (*node.expressions, *(part for part in (having, order) if part is not None)):
-        for call in item.find_all(exp.AggFunc):
-            if call not in replacements:
-                replacements[call] = _collected(call, f"a{len(replacements)}")
-    items = [
+    kind, collected = (exp.Window, _window) if windows else (exp.AggFunc, _collected)
+    for call in (call for item in items for call in item.find_all(kind)):
+        if call not in replacements:
+            replacements[call] = collected(call, f"a{len(replacements)}")
+    outputs = [
         exp.alias_(_over(i.unalias().copy(), replacements), i.alias_or_name, quoted=True)
         for i in node.expressions
     ]
@@ -91,11 +101,23 @@ def _regroup(node: exp.Select) -> None:
     for part in ("joins", "group", "where", "having"):
         node.set(part, None)
     node.set("from_", exp.From(this=exp.Subquery(this=inner, alias=alias)))
-    node.set("expressions", [_item(item) for item in items])
+    node.set("expressions", [_item(item) for item in outputs])
     if having is not None:
         node.set("where", exp.Where(this=_condition(_over(having.this.copy(), replacements))))
     if order is not None:
         node.set("order", _over(order, replacements))
+
+
+def _window(node: exp.Expr, name: str) -> tuple[exp.Expr, exp.Expr]:
+    """A window over operands that are NULL where they fail, nothing else in which can, and its
+    column."""
+    window, order = node.copy(), node.args.get("order")
+    keys = [key.this for key in window.args["order"].expressions] if order is not None else []
+    parts = (window.this.args.get(part) for part in ("this", "default"))
+    for operand in (*parts, *(window.args.get("partition_by") or ()), *keys):
+        if isinstance(operand, exp.Expr) and not isinstance(operand, exp.Star):
+            operand.replace(tried(operand.copy()))
+    return window, _above(name, node)
 
 
 def _above(name: str, expression: exp.Expr) -> exp.Expr:

@@ -5,7 +5,8 @@ each operand once, or it is a column: a statement does not grow with its depth. 
 catches (overflow, casts, bad patterns) is left to TRY; texts that grow are NULL beyond `MAX_TEXT`
 bytes, and are not made before, because how much memory is used would tell of a row.
 
-* CAST: TRY_CAST; floats to whole numbers round halves away from zero; 5.0 is the text ``5``.
+* CAST: a pair of types of `CASTS`, in its form; others are refused.
+* DATE_TRUNC and EXTRACT of weeks; FORMAT_DATE and the like; REGEXP_EXTRACT; REVERSE of code points.
 * ``/``, ``%``, DIV: NULL for a divisor of 0, in parentheses.
 * Comparisons of floats: NaN is not equal to, above or below anything (DuckDB's equals itself and is
   above all numbers).  IN, BETWEEN, NULLIF and CASE with an operand compare alike.  LEAST and
@@ -18,6 +19,7 @@ bytes, and are not made before, because how much memory is used would tell of a 
 The dialect is not loaded here: sessions read conditions without it.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +49,21 @@ def decimal() -> exp.DataType:
     return exp.DataType.build("DECIMAL(38, 9)", dialect="duckdb")
 
 
-def kind_of(node: exp.Expr) -> exp.DType | None:
-    """Return the type of a node as far as it is known."""
-    return None if node.type is None else node.type.this
+#: Other names of types.
+SAME = {
+    exp.DType.INT: exp.DType.BIGINT,
+    exp.DType.SMALLINT: exp.DType.BIGINT,
+    exp.DType.TINYINT: exp.DType.BIGINT,
+    exp.DType.VARCHAR: exp.DType.TEXT,
+    exp.DType.BINARY: exp.DType.VARBINARY,
+    exp.DType.DATETIME: exp.DType.TIMESTAMP,
+    exp.DType.BIGDECIMAL: exp.DType.DECIMAL,
+}
+
+
+def type_of(node: exp.Expr) -> exp.DType | None:
+    """Return the type of an expression as far as it is known."""
+    return None if node.type is None else SAME.get(node.type.this, node.type.this)
 
 
 def is_literal(node: exp.Expr) -> bool:
@@ -77,7 +91,7 @@ def named(make: Callable[[dict[str, str]], str], parts: dict[str, exp.Expr]) -> 
 def _compared(node: exp.Expr) -> exp.Expr:
     """DuckDB's NaN equals itself and is above all numbers."""
     sides = {"a": node.left, "b": node.right}
-    floats = [s for s, side in sides.items() if kind_of(side) in FLOATS and not is_literal(side)]
+    floats = [s for s, side in sides.items() if type_of(side) in FLOATS and not is_literal(side)]
     if not floats:
         return node
     otherwise = "TRUE" if isinstance(node, exp.NEQ) else "FALSE"
@@ -101,7 +115,7 @@ def _nan(name: str) -> str:
 
 
 def _may_be_nan(node: exp.Expr) -> bool:
-    return kind_of(node) in FLOATS and not is_literal(node)
+    return type_of(node) in FLOATS and not is_literal(node)
 
 
 def _in_list(node: exp.Expr) -> exp.Expr:
@@ -196,7 +210,7 @@ def _concatenated(node: exp.Expr) -> exp.Expr:
     if len(parts) == 1:
         return parts[0]
     names = {f"p{i}": part for i, part in enumerate(parts)}
-    size = "OCTET_LENGTH" if any(kind_of(part) in _BYTES for part in parts) else "STRLEN"
+    size = "OCTET_LENGTH" if any(type_of(part) in _BYTES for part in parts) else "STRLEN"
     long = " + ".join(f"{size}(it_.{name})" for name in names)
     concatenation = " || ".join(f"it_.{name}" for name in names)
     return once(f"CASE WHEN {long} <= {MAX_TEXT} THEN {concatenation} END", **names)
@@ -266,16 +280,74 @@ def _formed(node: exp.Expr) -> exp.Expr:
     return new
 
 
+_NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
+_HEX, _DAY = r"\s*[+-]?0[xX][0-9a-fA-F]+\s*", r"\d{4}-\d{1,2}-\d{1,2}"
+_CLOCK = r"([ T]([01]?\d|2[0-3]):\d{1,2}:\d{1,2}(\.\d{1,6})?"
+_TO_CLOCK = "REGEXP_REPLACE(STRFTIME(:x, '%Y-%m-%d %H:%M:%S.%f'), '\\.?(000)?(000)?$', '')"
+
+
+def _matched(pattern: str, value: str) -> str:
+    """A form of the texts that a pattern matches: DuckDB's casts take more than GoogleSQL's."""
+    return f"CASE WHEN REGEXP_FULL_MATCH(:x, '{pattern}') THEN {value} END"
+
+
+def _in_years(form: str) -> str:
+    return f"CASE WHEN YEAR(:x) BETWEEN 1 AND 9999 THEN {form} END"
+
+
+#: Forms of casts by the types from and to; "" is TRY_CAST alone.  Zones in texts are offsets or Z.
+CASTS: dict[tuple[exp.DType, exp.DType], str] = {
+    (exp.DType.TEXT, exp.DType.BIGINT): (
+        r"CASE WHEN REGEXP_FULL_MATCH(:x, '\s*[+-]?\d+\s*') THEN TRY_CAST(:x AS BIGINT) "
+        f"WHEN REGEXP_FULL_MATCH(:x, '{_HEX}') THEN TRY_CAST(REGEXP_REPLACE(:x, '[+-]', '') "
+        "AS HUGEINT) * CASE WHEN CONTAINS(:x, '-') THEN -1 ELSE 1 END END"
+    ),
+    (exp.DType.TEXT, exp.DType.DOUBLE): _matched(
+        rf"{_NUMBER}|(?i:\s*[+-]?(inf|infinity|nan)\s*)", "TRY_CAST(:x AS DOUBLE)"
+    ),
+    (exp.DType.TEXT, exp.DType.DECIMAL): _matched(_NUMBER, "TRY_CAST(:x AS DECIMAL(38, 9))"),
+    (exp.DType.TEXT, exp.DType.BOOLEAN): (
+        "CASE LOWER(:x) WHEN 'true' THEN TRUE WHEN 'false' THEN FALSE END"
+    ),
+    (exp.DType.TEXT, exp.DType.VARBINARY): "ENCODE(:x)",
+    (exp.DType.VARBINARY, exp.DType.TEXT): "DECODE(:x)",
+    (exp.DType.TEXT, exp.DType.DATE): _matched(
+        _DAY, _in_years("TRY_CAST(:x AS DATE)").replace("YEAR(:x)", "YEAR(TRY_CAST(:x AS DATE))")
+    ),
+    (exp.DType.TEXT, exp.DType.TIMESTAMP): _matched(
+        f"{_DAY}{_CLOCK})?", "TRY_CAST(:x AS TIMESTAMP)"
+    ),
+    (exp.DType.TEXT, exp.DType.TIMESTAMPTZ): _matched(
+        rf"{_DAY}{_CLOCK}(Z|[+-]\d\d(:\d\d)?)?)?", "TRY_CAST(:x AS TIMESTAMPTZ)"
+    ),
+    (exp.DType.DECIMAL, exp.DType.TEXT): (
+        r"REGEXP_REPLACE(CAST(:x AS TEXT), '(\.\d*?)0+$', '\1').REGEXP_REPLACE('\.$', '')"
+    ),
+    (exp.DType.DOUBLE, exp.DType.TEXT): (
+        r"REGEXP_REPLACE(CAST(TRY_CAST(:x AS DOUBLE) AS TEXT), '\.0$', '')"
+    ),
+    (exp.DType.DOUBLE, exp.DType.BIGINT): "ROUND(:x)",
+    (exp.DType.DATE, exp.DType.TEXT): _in_years("CAST(:x AS TEXT)"),
+    (exp.DType.TIMESTAMP, exp.DType.TEXT): _in_years(_TO_CLOCK),
+    (exp.DType.TIMESTAMPTZ, exp.DType.TEXT): _in_years(f"{_TO_CLOCK} || '+00'"),
+    **dict.fromkeys(itertools.permutations((exp.DType.BIGINT, exp.DType.BOOLEAN), 2), ""),
+    **dict.fromkeys(itertools.permutations((exp.DType.DECIMAL, exp.DType.DOUBLE), 2), ""),
+    **dict.fromkeys(itertools.permutations((exp.DType.DECIMAL, exp.DType.BIGINT), 2), ""),
+    **dict.fromkeys(
+        itertools.permutations((exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ), 2), ""
+    ),
+    (exp.DType.BIGINT, exp.DType.DOUBLE): "",
+    (exp.DType.BIGINT, exp.DType.TEXT): "",
+    (exp.DType.BOOLEAN, exp.DType.TEXT): "",
+}
+
+
 def _cast(node: exp.Expr) -> exp.Expr:
     operand, to = node.this, node.args["to"]
-    if to.this in DECIMALS and not to.expressions:
-        to = decimal()
-    if kind_of(operand) in FLOATS:
-        if to.this in (exp.DType.BIGINT, exp.DType.INT):
-            operand = exp.Anonymous(this="ROUND", expressions=[operand])
-        elif to.this in (exp.DType.TEXT, exp.DType.VARCHAR):
-            form = "REGEXP_REPLACE(TRY_CAST(TRY_CAST(:x AS DOUBLE) AS TEXT), '\\.0$', '')"
-            return duckdb(form, x=operand)
+    form = CASTS.get((type_of(operand) or exp.DType.UNKNOWN, SAME.get(to.this, to.this)))
+    to = decimal() if to.this in DECIMALS and not to.expressions else to
+    if form:
+        operand = named(lambda names: form.replace(":x", names["x"]), {"x": operand})
     return exp.TryCast(this=operand, to=to)
 
 
@@ -293,18 +365,42 @@ def _difference(node: exp.Expr) -> exp.Expr:
     return exp.Anonymous(this="DATE_SUB", expressions=[unit, node.expression, node.this])
 
 
+#: Days that weeks begin with, as DuckDB numbers them.
+DAYS = ("SUNDAY", "MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY")
+
+
+def _into_week(unit: exp.Expr | None) -> str | None:
+    """Days since a week began, of ``it_.x``; ``None`` if a unit is no week."""
+    name = "" if unit is None else unit.name.upper().replace("ISOWEEK", "MONDAY")
+    begin = DAYS.index(name) if name in DAYS else None
+    return None if begin is None else f"(EXTRACT(DOW FROM it_.x) + {7 - begin}) % 7"
+
+
 def _extracted(node: exp.Expr) -> exp.Expr:
-    """Days and weeks as GoogleSQL numbers them: Sunday is 1 and begins a week; DuckDB's Sunday is 0
-    and its weeks are those of ISO."""
+    """Days as GoogleSQL numbers them: Sunday is 1, DuckDB's is 0; and weeks, of which the first
+    begins with the first such day of a year, and days before are in week 0.  DuckDB's are ISO's."""
     part, date = node.name.upper(), node.expression
     if part == "DAYOFWEEK":
         return duckdb("(EXTRACT(DOW FROM :x) + 1)", x=date)
     if part == "ISOWEEK":
         return duckdb("EXTRACT(WEEK FROM :x)", x=date)
-    if part != "WEEK":
+    days = _into_week(exp.var("SUNDAY") if part == "WEEK" else node.this)
+    return node if days is None else once(f"(EXTRACT(DOY FROM it_.x) + 6 - {days}) // 7", x=date)
+
+
+def _truncated(node: exp.Expr) -> exp.Expr:
+    days, kind = _into_week(node.args.get("unit")), type_of(node.this)
+    if days is None or kind is None:
         return node
-    # Days before the first Sunday are in week 0.
-    return once("(EXTRACT(DOY FROM it_.x) + 6 - EXTRACT(DOW FROM it_.x)) // 7", x=date)
+    form = f"CAST(CAST(it_.x AS DATE) - CAST({days} AS INTEGER) AS {kind.value})"
+    return once(form, x=node.this)
+
+
+#: Years of four digits: of others it is not documented how GoogleSQL writes them.
+_FORMATTED = "CASE WHEN YEAR(it_.x) BETWEEN 1000 AND 9999 THEN STRFTIME(it_.x, {}) END"
+_EXTRACTED = "CASE WHEN REGEXP_MATCHES(it_.x, {0}) THEN REGEXP_EXTRACT(it_.x, {0}, {1}) END"
+#: Of code points; DuckDB's is of graphemes.
+_REVERSED = "ARRAY_TO_STRING(LIST_REVERSE(STRING_SPLIT(:x, '')), '')"
 
 
 #: By the nodes that have one.
@@ -326,6 +422,12 @@ _FORMS: dict[type[exp.Expr], Callable[[Any], exp.Expr]] = {
     exp.Cast: _cast,
     exp.TryCast: _cast,
     exp.Extract: _extracted,
+    **dict.fromkeys((exp.DateTrunc, exp.TimestampTrunc, exp.DatetimeTrunc), _truncated),
+    exp.TimeToStr: lambda n: once(_FORMATTED.format(n.args["format"].sql("duckdb")), x=n.this),
+    exp.RegexpExtract: lambda n: once(
+        _EXTRACTED.format(n.expression.sql("duckdb"), n.text("group") or "0"), x=n.this
+    ),
+    exp.Reverse: lambda n: n if type_of(n.this) in _BYTES else duckdb(_REVERSED, x=n.this),
     exp.TimestampDiff: _difference,
     exp.Div: _divided,
     exp.Mod: _divided,

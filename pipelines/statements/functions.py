@@ -14,6 +14,7 @@ the others mean:
 * ``group_selection_strategy``: thresholds, of the kind that goes with the noise;
 * ``min_privacy_units_per_group``: 1;
 * ``contribution_norm``: none.  With it no groups are sampled.
+* each that the data set has a default of (`Tables.defaults`), that;
 * ``delta`` may be left out, or be 0, where nothing needs it: without selection and without
   ``mechanism = gaussian``;
 * ``allow_large_delta``: FALSE, a delta above `accounting.strength.MOST_DELTA` is refused.
@@ -27,6 +28,7 @@ VAR and STDDEV are those of the population.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -39,7 +41,8 @@ from dpstream.accounting.strength import refuses
 from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
 from dpstream.pipelines.statements.errors import position, refusal
-from dpstream.pipelines.statements.ownership import Scope, type_of
+from dpstream.pipelines.statements.forms import type_of
+from dpstream.pipelines.statements.ownership import Scope
 
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
@@ -57,6 +60,8 @@ _OPTIONS = {
     "allow_large_delta",
     "optimise",
 }
+#: Older names of options.
+_OLDER = {"kappa": "max_groups_contributed"}
 _BOUNDS = ("contribution_bounds_per_group", "contribution_bounds_per_row")
 _STRATEGIES = {
     "LAPLACE_THRESHOLD": "thresholds",
@@ -73,6 +78,8 @@ _OPTIMISE: dict[str, Optimise] = {"LIMIT": "limit", "ANSWER": "answer"}
 Selection = Literal["thresholds", "public_groups"]
 Kind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
 Per = Literal["group", "row"]
+#: How a function's interval is shown: not, as columns of their own, or with it as JSON.
+Report = Literal["", "columns", "json"]
 #: Parts of APPROX_QUANTILES.
 MAX_PARTS = MAX_QUANTILES - 1
 _KINDS: dict[str, Kind] = {
@@ -175,26 +182,35 @@ class Options(msgspec.Struct, frozen=True):
     optimise: Optimise = "limit"
 
 
-def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
+def options_of(
+    node: exp.Expr, grouped: bool, normed: bool, defaults: Mapping[str, float]
+) -> Options:
     """Return the options of a `dialect.PrivacyOptions`.
 
     Args:
         node: the parsed expression.
         grouped: the SELECT has GROUP BY.
         normed: whether its functions have norms of their own.
+        defaults: the data set's, of what is left out.
 
     Raises:
         DpstreamError: one is missing, not known or out of range.
     """
     given: dict[str, exp.Expr] = {}
     for option in node.expressions:
-        require(option.name not in given, "option-twice", option)
-        if option.name not in _OPTIONS:
-            raise refusal("option-unknown", position(option), option.name, _OPTIONS)
-        given[option.name] = option.expression
+        name = _OLDER.get(option.name, option.name)
+        require(name not in given, "option-twice", option)
+        if name not in _OPTIONS:
+            raise refusal("option-unknown", position(option), name, _OPTIONS)
+        given[name] = option.expression
+    written = set(given)
+    for name in defaults.keys() - written:
+        limited = grouped and not (normed or "contribution_norm" in written)
+        if limited or name != "max_groups_contributed":
+            given[name] = exp.Literal.number(defaults[name])
 
     def at(name: str) -> exp.Expr:
-        return given.get(name, node)
+        return given[name] if name in written else node
 
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
     require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at("epsilon"))
@@ -208,7 +224,7 @@ def options_of(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     public = _STRATEGIES.get(word) == "public_groups"
     require(grouped or not public, "public-groups", strategy or node)
     without = mechanism != "GAUSSIAN" and (public or not grouped)
-    if without and ("delta" not in given or delta == 0):
+    if without and ("delta" not in written or delta == 0):
         delta = 0.0
     else:
         require(delta is not None and MIN_DELTA <= delta < 1, "delta", at("delta"))
@@ -265,7 +281,7 @@ class Function(msgspec.Struct, frozen=True):
         argument: over the columns of the statement's source; ``None`` for COUNT(*) and units.
         low, high: bounds, or both ``None``: automatic.
         per: what the bounds hold for.
-        report: whether its interval is asked for.
+        report: how its interval is asked for.
         at: the quantiles, from 0 to 1, in the order asked.
         norm: contribution_norm of its own.
         many: whether the answer is a list of all of ``at`` (APPROX_QUANTILES), not one number.
@@ -277,7 +293,7 @@ class Function(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     per: Per = "group"
-    report: bool = False
+    report: Report = ""
     at: tuple[float, ...] = ()
     norm: float | None = None
     many: bool = False
@@ -316,17 +332,21 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     legacy, kind = called.startswith("ANON_"), _KINDS[called.removeprefix("ANON_")]
     called = called.removeprefix("ANON_")
     bounds: list[tuple[tuple[float, float] | None, Per]] = []
-    report, norm, plain = False, None, []
+    report: Report = ""
+    norm, plain = None, []
     for given in call.expressions:
         part = given
         while isinstance(part, Clamped | WithReport):
             if isinstance(part, Clamped):
                 values = exp.Tuple(expressions=[part.args["low"].copy(), part.args["high"].copy()])
                 bounds.append((pair(values), "row" if kind in _ROWS_ONLY else "group"))
-            report = report or isinstance(part, WithReport)
+            else:
+                report = _report(part.args.get("format"), node)
             part = part.this
         if not isinstance(part, exp.Kwarg):
             plain.append(part)
+        elif part.name.lower() == "report_format":
+            report = _report(part.expression, node)
         elif part.name.lower() == "contribution_norm":
             require(norm is None, "norm", node)
             norm = number(part.expression)
@@ -347,11 +367,18 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     low, high, per = None, None, _default(kind)
     if bounds and bounds[0][0] is not None:
         (low, high), per = bounds[0][0], bounds[0][1]
-    if kind == "count" and bounds:
-        whole_numbers = all(b is not None and b >= 0 and b == int(b) for b in (low, high))
-        require(whole_numbers, "count-bounds", node)
+    if kind == "count" and low is not None and high is not None:
+        require(low == int(low) and high == int(high) > 0, "count-bounds", node)
+        low = max(low, 0.0)  # a unit that is in a group has a row there
     many = called in _PARTS
     return Function(name, kind, argument, low, high, per, report, at, norm, many)
+
+
+def _report(form: exp.Expr | None, node: exp.Expr) -> Report:
+    """PROTO has the same figures: its message in JSON."""
+    word = "" if form is None else form.name.upper()
+    require(form is None or word in ("JSON", "PROTO"), "report", node)
+    return "json" if word else "columns"
 
 
 def _default(kind: Kind) -> Per:
@@ -361,7 +388,8 @@ def _default(kind: Kind) -> Per:
 def _per(node: exp.Expr, kind: Kind) -> Per:
     name = node.name.lower()
     if name not in _BOUNDS:
-        raise refusal("arguments", position(node), name, (*_BOUNDS, "contribution_norm"))
+        names = (*_BOUNDS, "contribution_norm", "report_format")
+        raise refusal("arguments", position(node), name, names)
     per: Per = "row" if name.endswith("row") else "group"
     fits = per == "row" if kind in _ROWS_ONLY else kind != "count" or per == "group"
     require(fits, "arguments", node)

@@ -33,22 +33,34 @@ shard.  An accepted relation is local; by induction over its operators:
 * *UNION ALL, UNION, INTERSECT, EXCEPT* of private relations with the unit at one place: equal rows
   have one unit, so multiplicities in A + B are those in A plus those in B, one of which is 0.
 * *ORDER BY* gives the same multiset, and is dropped.
-* *Public relation.*  Made of public tables only: a constant.
+* *Subqueries in expressions* have the place of a join (`subqueries`), whose rules hold.
+* *Window functions*, PARTITION BY a unit column: a partition has one unit's rows, the same in A and
+  in A + B.  Each value is a function of that multiset and of the row: ranks are by the order that
+  is written, and where a value depends on which of two rows comes first, the order goes on with all
+  columns of the relation, floats also by their text (-0.0 equals 0.0), so that rows which still
+  tie are the same row twice.  Sums are of covers numbers, whose order changes nothing.
+* *Public relation.*  Made of public tables only, or of nothing (SELECT without FROM): a constant.
 
 Everything else is refused: LIMIT, OFFSET and samples (which rows stay depends on other units),
-window functions, groups without the unit, subqueries as values, set operations of private and
-public relations, recursion, functions of a clock or a random source.
+other windows, groups without the unit, set operations of private and public relations, recursion,
+functions of a clock or a random source.
+
+**Two spellings of a join** are written as the one above.  ``FROM a, b WHERE a.unit = b.unit``: an
+equality of plain columns that all joined rows must pass anyway is in ON of the first inner join
+that has both columns, where no later join keeps rows that it would drop.  ``a.unit IS NOT DISTINCT
+FROM b.unit`` is ``=`` where neither side can be NULL.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
 
-from dpstream.accounting.errors import instance, required
-from dpstream.pipelines.statements.allowed import AGGREGATES, require, unknown_column
+from dpstream.accounting.errors import instance
+from dpstream.pipelines.statements.allowed import AGGREGATES, PLACED, require, unknown_column
 from dpstream.pipelines.statements.dialect import Private
+from dpstream.pipelines.statements.forms import type_of
 from dpstream.pipelines.tables.catalog import Table, Tables
 
 #: A column of a scope: (name of the relation, name of the column).
@@ -127,6 +139,8 @@ class Scope:
         self.sources[name] = right
         covers, partial = _units(name, right)
         if self.private and right.private:
+            on = on and _without_null(on, self.covers | {frozenset((p,)) for p in partial})
+            join.set("on", on)
             require(
                 on is not None and self._equates(left, name, partial, on),
                 "join-without-unit",
@@ -202,12 +216,17 @@ class Scope:
         self.check_columns(node)
         return self.sources[node.table].columns[node.name]
 
-    def check_columns(self, node: exp.Expr) -> None:
-        """Check that every column is one of the scope's.
+    def check_columns(self, node: exp.Expr, windows: bool = False) -> None:
+        """Check that every column is one of the scope's, and that the expression has no query and,
+        unless ``windows``, no window function in it.
 
         Raises:
-            DpstreamError: one is not.
+            DpstreamError: it is otherwise.
         """
+        query = node.find(exp.Query, exp.Exists)
+        require(query is None, "subquery-expression", query)
+        window = None if windows else node.find(exp.Window)
+        require(window is None, "window", window)
         for column in node.find_all(exp.Column):
             if not _has(self.sources, column):
                 raise unknown_column(column, {n: each.columns for n, each in self.sources.items()})
@@ -235,6 +254,54 @@ def _has(sources: dict[str, Relation], column: exp.Column) -> bool:
     return column.table in sources and column.name in sources[column.table].columns
 
 
+def _without_null(on: exp.Expr, covers: set[frozenset[Place]]) -> exp.Expr:
+    """Return a condition with ``=`` for IS NOT DISTINCT FROM of columns that are the unit of every
+    row, and never NULL.
+    """
+
+    def equal(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.NullSafeEQ):
+            sides = [side.unnest() for side in (node.left, node.right)]
+            if all(frozenset(((side.text("table"), side.name),)) in covers for side in sides):
+                return exp.EQ(this=sides[0], expression=sides[1])
+        return node
+
+    return on.transform(equal, copy=False)
+
+
+def conjuncts(select: exp.Select) -> list[exp.Expr]:
+    """Return the conditions of WHERE, all of which must hold."""
+    where = select.args.get("where")
+    condition = exp.true() if where is None else where.this.unnest()
+    parts = condition.flatten() if isinstance(condition, exp.And) else [condition]
+    return [] if where is None else list(parts)
+
+
+def set_conjuncts(select: exp.Select, parts: Sequence[exp.Expr]) -> None:
+    """Give a SELECT these conditions and no others."""
+    condition = exp.and_(*parts, copy=False) if parts else None
+    select.set("where", condition and exp.Where(this=condition))
+
+
+def _take_equalities(node: exp.Select, join: exp.Join, before: set[str]) -> None:
+    """Give a join without a condition the equalities of columns that are in WHERE."""
+    sides = [other.side for other in node.args["joins"][node.args["joins"].index(join) :]]
+    mine, parts = join.this.alias_or_name, conjuncts(node)
+    moves = [part for part in parts if _between(part, before | {mine}, mine)]
+    if moves and not join.args.get("on") and not sides[0] and {*sides} <= {"", "LEFT"}:
+        join.set("on", exp.and_(*moves, copy=False))
+        join.set("kind", None)
+        set_conjuncts(node, [part for part in parts if part not in moves])
+
+
+def _between(node: exp.Expr, names: set[str], mine: str) -> bool:
+    """Whether a condition is the equality of a relation's column and one of those before it."""
+    sides = [side for pair in equalities(node) for side in pair]
+    tables = {side.table for side in sides if isinstance(side, exp.Column)}
+    columns = all(isinstance(side, exp.Column) for side in sides)
+    return isinstance(node.unnest(), exp.EQ) and columns and mine in tables <= names
+
+
 def equalities(on: exp.Expr) -> Iterator[tuple[exp.Expr, exp.Expr]]:
     """Yield the sides of the equalities that all must hold."""
     if isinstance(on, exp.Paren):
@@ -256,16 +323,6 @@ GROUPABLE = {
     exp.DType.DATE,
     exp.DType.TIMESTAMP,
     exp.DType.TIMESTAMPTZ,
-}
-#: Other names of these types.
-_SAME = {
-    exp.DType.INT: exp.DType.BIGINT,
-    exp.DType.SMALLINT: exp.DType.BIGINT,
-    exp.DType.TINYINT: exp.DType.BIGINT,
-    exp.DType.VARCHAR: exp.DType.TEXT,
-    exp.DType.BINARY: exp.DType.VARBINARY,
-    exp.DType.DATETIME: exp.DType.TIMESTAMP,
-    exp.DType.BIGDECIMAL: exp.DType.DECIMAL,
 }
 _AGGREGATES = tuple(AGGREGATES)
 NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
@@ -308,11 +365,14 @@ class Validator:
     def scope(self, node: exp.Select) -> Scope:
         """Return the scope of FROM, its joins and WHERE of a SELECT."""
         first = node.args.get("from_")
-        require(first is not None, "from", node)
-        first = required(first, "first is there")
+        if first is None:
+            return Scope("", Relation({}, private=False))
         scope = Scope(first.this.alias_or_name, self._source(first.this))
         for join in node.args.get("joins") or ():
-            scope.joined(join.this.alias_or_name, self._source(join.this), join)
+            relation = self._source(join.this)
+            if scope.private and relation.private:
+                _take_equalities(node, join, set(scope.sources))
+            scope.joined(join.this.alias_or_name, relation, join)
         where = node.args.get("where")
         if where is not None:
             require(not where.find(*_AGGREGATES, Private), "aggregate-place", where)
@@ -324,6 +384,10 @@ class Validator:
             return self._table(node)
         require(isinstance(node, exp.Subquery), "lateral", node)
         return self.relation(node)
+
+    def is_private(self, node: exp.Table) -> bool:
+        """Return whether units own the rows of a table."""
+        return node.name not in self.released and self.catalog.tables[node.name].unit is not None
 
     def _table(self, node: exp.Table) -> Relation:
         if node.name in self.released:
@@ -364,14 +428,18 @@ class Validator:
         having, group = node.args.get("having"), node.args.get("group")
         for item in (*items.values(), *([having.this] if having is not None else ())):
             require(not item.find(Private), "dp-function-outside", item)
-            scope.check_columns(item)
-        aggregated = any(item.find(*_AGGREGATES) for item in items.values())
+            scope.check_columns(item, windows=item in items.values())
+        aggregated = any(aggregates_in(item) for item in items.values())
         if group is not None or having is not None or aggregated:
             self._check_groups(node, scope, items)
+        for window in (w for item in items.values() for w in item.find_all(exp.Window)):
+            require(not aggregated and group is None, "window", window)
+            _check_window(window, scope, last=bool(self.released))
         columns = {name: _output(scope, item) for name, item in items.items()}
         if node.args.get("distinct") is not None:
             for name, column in columns.items():
-                require(column.type in GROUPABLE, "group-type", items[name])
+                groupable = column.type in GROUPABLE or bool(self.released)
+                require(groupable, "group-type", items[name])
         if scope.private:
             unit = any(column.unit for column in columns.values())
             require(unit, "unit-not-selected", node.expressions[0])
@@ -384,7 +452,7 @@ class Validator:
             require(unit, "group-without-unit", node.args.get("group") or node.expressions[0])
         having = node.args.get("having")
         for item in (*items.values(), *([having.this] if having is not None else ())):
-            for aggregate in item.find_all(*_AGGREGATES):
+            for aggregate in aggregates_in(item):
                 _check_aggregate(aggregate)
             require(not _loose(item, groups), "aggregate-place", item)
 
@@ -392,15 +460,19 @@ class Validator:
         left, right = self.relation(node.left), self.relation(node.right)
         require(left.private == right.private, "set-operation-mixed", node.right)
         ones, others = list(left.columns.values()), list(right.columns.values())
-        require(
-            [a.type for a in ones] == [b.type for b in others], "set-operation-columns", node.right
-        )
+        fits = [a.type for a in ones] == [b.type for b in others]
+        if self.released:  # figures are numbers of one type, that of private functions not known
+            of = (*NUMBERS, exp.DType.UNKNOWN, None)
+            kinds = [[c.type in of or c.type for c in side] for side in (ones, others)]
+            fits = kinds[0] == kinds[1]
+        require(fits, "set-operation-columns", node.right)
         pairs = list(zip(ones, others, strict=True))
         units = [a.unit and b.unit for a, b in pairs]
         require(not left.private or any(units), "set-operation-unit", node.right)
         if not isinstance(node, exp.Union) or node.args.get("distinct"):
             for column in ones:
-                require(column.type in GROUPABLE, "group-type", node.right)
+                groupable = column.type in GROUPABLE or bool(self.released)
+                require(groupable, "group-type", node.right)
         columns = {
             name: Column(a.type, unit, signed=a.signed or b.signed)
             for name, unit, (a, b) in zip(left.columns, units, pairs, strict=True)
@@ -428,11 +500,6 @@ def groups_of(node: exp.Select, scope: Scope) -> list[exp.Expr]:
         require(item.find(exp.Column), "group-constant", item)
         require(type_of(item) in GROUPABLE, "group-type", item)
     return list(group.expressions)
-
-
-def type_of(node: exp.Expr) -> exp.DType | None:
-    """Return the type of an expression as far as it is known."""
-    return None if node.type is None else _SAME.get(node.type.this, node.type.this)
 
 
 def select_list(node: exp.Select) -> dict[str, exp.Expr]:
@@ -464,6 +531,52 @@ def _passed_on(node: exp.Expr) -> exp.Expr:
     if above is not None and (texts or isinstance(above, _SAME_VALUE)):
         return _passed_on(above)
     return node
+
+
+def aggregates_in(node: exp.Expr) -> list[exp.Expr]:
+    """Return the aggregates of an expression's rows; a window's, or a query's, are of others."""
+    calls = [node] if isinstance(node, _AGGREGATES) else []
+    for child in () if isinstance(node, exp.Window | exp.Query) else node.iter_expressions():
+        calls += aggregates_in(child)
+    return calls
+
+
+def _check_window(node: exp.Window, scope: Scope, last: bool) -> None:
+    """Check a window over a scope's rows, and give its order no ties but of equal rows.
+
+    Raises:
+        DpstreamError: rows of two units could meet in it, or its value has no order-free form.
+    """
+    parts, order, call = node.args.get("partition_by") or [], node.args.get("order"), node.this
+    summed, spec = isinstance(call, exp.Sum | exp.Avg), node.args.get("spec")
+    require(not scope.private or any(map(scope.is_unit, parts)), "window", node)
+    require(last or all(type_of(part) in GROUPABLE for part in parts), "group-type", node)
+    require(last or not summed or type_of(call.this) == exp.DType.BIGINT, "window-sum", node)
+    require(order is not None or not (spec or isinstance(call, PLACED)), "window-order", node)
+    if isinstance(call, _AGGREGATES):
+        _check_aggregate(call)
+    keys = list[exp.Expr]() if order is None else list(order.expressions)
+    if order is not None and (isinstance(call, PLACED) or spec is not None):
+        for name, relation in scope.sources.items():
+            for column_name, column in relation.columns.items():
+                key = exp.column(column_name, table=name, quoted=True)
+                key.type = column.type and exp.DataType(this=column.type)
+                keys.append(exp.Ordered(this=key, nulls_first=True))
+                if column.type not in GROUPABLE:
+                    text = exp.Cast(this=key.copy(), to=exp.DataType(this=exp.DType.TEXT))
+                    keys.append(exp.Ordered(this=text, nulls_first=True))
+    if order is not None:
+        order.set("expressions", [key for ordered in keys for key in _order_keys(ordered)])
+
+
+def _order_keys(node: exp.Ordered) -> list[exp.Expr]:
+    """Return the keys of one key: GoogleSQL's NaN is below all numbers, DuckDB's above."""
+    key, down = node.this, not node.args.get("desc")
+    if type_of(key) in GROUPABLE or isinstance(key, exp.Cast):
+        return [node]
+    null = exp.Paren(this=exp.Is(this=key.copy(), expression=exp.Null()))
+    first = exp.Ordered(this=null, desc=bool(node.args.get("nulls_first")), nulls_first=True)
+    return [first, exp.Ordered(this=exp.IsNan(this=key.copy()), desc=down, nulls_first=True), node]
 
 
 def _check_aggregate(node: exp.Expr) -> None:

@@ -72,7 +72,8 @@ from dpstream.pipelines.statements.allowed import inlined, parsed, qualified, re
 from dpstream.pipelines.statements.dialect import Private
 from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.exact import safe_query
-from dpstream.pipelines.statements.ownership import Validator, equalities, select_list, type_of
+from dpstream.pipelines.statements.forms import type_of
+from dpstream.pipelines.statements.ownership import Validator, equalities, select_list
 from dpstream.pipelines.statements.statement import UNFORESEEN
 from dpstream.pipelines.tables.catalog import (
     ROW,
@@ -156,7 +157,7 @@ def check_row_local(node: exp.Select, tables: RowTables) -> None:
     for part in ("distinct", "group", "having"):
         require(node.args.get(part) is None, "stream-rows", node.args.get(part))
     for item in node.expressions:
-        require(not item.find(exp.AggFunc, Private), "stream-rows", item)
+        require(not item.find(exp.AggFunc, Private, exp.Window), "stream-rows", item)
     require(node.args.get("from_") is not None, "from", node)
     first = node.args["from_"].this
     if isinstance(first, exp.Table):

@@ -10,7 +10,7 @@ running form, and their sds.  What would be computed from an answer, or would ne
 table, is refused with its place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from sqlglot import exp
@@ -21,8 +21,9 @@ from dpstream.accounting.fields import FieldType, KindName
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.statements.allowed import AGGREGATES, inlined, parsed, qualified, require
-from dpstream.pipelines.statements.dialect import Private
+from dpstream.pipelines.statements.dialect import ANONYMIZED, PrivacyOptions, Private
 from dpstream.pipelines.statements.errors import refusal
+from dpstream.pipelines.statements.forms import type_of
 from dpstream.pipelines.statements.functions import (
     Function,
     Kind,
@@ -37,16 +38,18 @@ from dpstream.pipelines.statements.ownership import (
     equalities,
     groups_of,
     select_list,
-    type_of,
 )
+from dpstream.pipelines.statements.subqueries import joined
 from dpstream.pipelines.tables.catalog import RELEASED, Tables
 
 # Public groups: the groups of an answer are the rows of a query over public tables.
 #
 # The form is GoogleSQL's: one outer join keeps ``SELECT DISTINCT`` of public columns, whose columns
-# are equated with expressions of the private side and are exactly those of GROUP BY.  A private row
-# that meets no public one adds to no group, so the private relation is the inner join; groups that
-# no private row meets are released too, with noise like all others.  No group is selected by data.
+# are equated with expressions of the private side and are exactly those of GROUP BY.  Any other
+# public relation gets its DISTINCT; of a table the columns that are equated are taken.  A private
+# row that meets no public one adds to no group, so the private relation is the inner join; groups
+# that no private row meets are released too, with noise like all others.  No group is selected by
+# data.
 
 
 def _public_groups(
@@ -72,7 +75,7 @@ def _public_groups(
     return exp.Select(expressions=columns, from_=exp.From(this=source))
 
 
-def public_side(core: exp.Select) -> exp.Subquery:
+def public_side(core: exp.Select, validator: Validator) -> exp.Subquery:
     """Find the public side of the outer join, and make that an inner join in the tree.
 
     Raises:
@@ -81,15 +84,22 @@ def public_side(core: exp.Select) -> exp.Subquery:
     joins, first = core.args.get("joins") or [], core.args["from_"].this
     at = core.args["group"]
     require(joins, "public-groups", at)
-    last = joins[-1]
-    public_query = {"RIGHT": last.this, "LEFT": first if len(joins) == 1 else None}.get(
-        last.side.upper()
+    last: exp.Join = joins[-1]
+    listing: exp.Expr = {"RIGHT": last.this, "LEFT": first if len(joins) == 1 else at}.get(
+        last.side.upper(), at
     )
-    require(isinstance(public_query, exp.Subquery), "public-groups", at)
-    public_query = instance(public_query, exp.Subquery)
+    public = not any(map(validator.is_private, listing.find_all(exp.Table)))
+    require(public and isinstance(listing, exp.Subquery | exp.Table), "public-groups", at)
+    require(last.args.get("on") is not None, "public-groups", at)
+    public_query = _distinct(listing, last.args["on"])
+    listing.replace(public_query)
+    for column in list(core.find_all(exp.Coalesce)):  # USING: the listing side has the group
+        parts = [column.this, *column.expressions]
+        mine = [part for part in parts if part.text("table") == public_query.alias]
+        if mine and all(isinstance(p, exp.Column) and p.name == mine[0].name for p in parts):
+            column.replace(mine[0].copy())
     fits = isinstance(public_query.this, exp.Select)
     require(fits and public_query.this.args.get("distinct") is not None, "public-groups", at)
-    require(last.args.get("on") is not None, "public-groups", at)
     _check_on(last.args["on"], public_query, at)
     # It would take groups away, not rows: it belongs into the query that lists them.
     where = core.args.get("where")
@@ -102,6 +112,30 @@ def public_side(core: exp.Select) -> exp.Subquery:
     last.set("side", None)
     last.set("kind", None)
     return public_query
+
+
+def _distinct(listing: exp.Expr, on: exp.Expr) -> exp.Subquery:
+    """Return the listing relation as a subquery with DISTINCT; of a table the columns in ON."""
+    query, alias = listing.this, listing.alias_or_name
+    if isinstance(listing, exp.Subquery) and isinstance(query, exp.Select):
+        group, items = query.args.get("group"), [str(i.unalias()) for i in query.expressions]
+        by = [] if group is None or query.args.get("having") else list(map(str, group.expressions))
+        if group is not None and sorted(by) == sorted(items):
+            query.set("group", None)
+            query.set("distinct", exp.Distinct())
+        if query.args.get("distinct") is not None:
+            return listing
+    mine = {c.name: c for c in on.find_all(exp.Column) if c.table == alias}
+    names = list(mine) if isinstance(listing, exp.Table) else query.named_selects
+    columns = [mine.get(name) or exp.column(name, table=alias, quoted=True) for name in names]
+    return exp.Subquery(
+        this=exp.Select(
+            expressions=[exp.alias_(c.copy(), c.name, quoted=True) for c in columns],
+            from_=exp.From(this=listing.copy()),
+            distinct=exp.Distinct(),
+        ),
+        alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True)),
+    )
 
 
 def _check_on(on: exp.Expr, public_query: exp.Subquery, at: exp.Expr) -> None:
@@ -181,8 +215,8 @@ UNFORESEEN = (
     AttributeError,
     AssertionError,
 )
-#: Options of a private SELECT from its node, whether it groups, and whether it has norms.
-ReadOptions = Callable[[exp.Expr, bool, bool], Options]
+#: Options of a private SELECT from its node, whether it groups, whether it has norms, and defaults.
+ReadOptions = Callable[[exp.Expr, bool, bool, Mapping[str, float]], Options]
 
 
 def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
@@ -202,16 +236,22 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """Return `statement_of` without its handling of this program's own errors."""
-    tree, core = _private_select(text)
-    _group_distinct(core)
+    tree, cores = _private_selects(text, catalog)
+    for one in cores:
+        _group_distinct(one)
+    core = cores[0]
     normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
-    options = read(core.args["hint"], core.args.get("group") is not None, normed)
-    core.set("hint", None)
-    core.meta["private"] = True
+    grouped_by = core.args.get("group") is not None
+    options = read(core.args["hint"], grouped_by, normed, catalog.defaults)
+    for one in cores:
+        one.set("hint", None)
+        one.meta["private"] = True
     tree = qualified(tree, catalog.schema)
-    core = next(node for node in tree.find_all(exp.Select) if node.meta.get("private"))
-    side = public_side(core) if options.selection == "public_groups" else None
+    core, *others = (node for node in tree.find_all(exp.Select) if node.meta.get("private"))
+    require(core.args.get("from_") is not None, "from", core)
     validator = Validator(catalog)
+    side = public_side(core, validator) if options.selection == "public_groups" else None
+    joined(core, validator, core)
     scope = validator.scope(core)
     require(scope.private, "no-private-table", core.args["from_"])
     _check_unit(core, scope, options)
@@ -229,20 +269,30 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     source = exp.Select(**parts).copy()
     outer = released.select(core)
     unit, tree = scope.unit(), outer if core is tree else tree
-    if core is not tree and core.parent is not None:
-        core.replace(outer)
+    for one in (core, *others) if tree is not outer else ():
+        one.replace(outer.copy())
     _check_outer(tree, catalog, released)
     _check_reports(tree, functions)
     return Statement(options, source, unit, released.groups, functions, public, tree)
 
 
-def _private_select(text: str) -> tuple[exp.Query, exp.Select]:
-    """The tree of a text without WITH, and the one private SELECT in it."""
-    tree = inlined(parsed(text))
-    dp_selects = [node for node in tree.find_all(exp.Select) if node.args.get("hint") is not None]
+def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[exp.Select]]:
+    """The tree of a text without WITH, and the private SELECT in it, as often as it is there.
+
+    Functions that begin with ANON_ make a SELECT private without the words, if none has them.
+    """
+    tree = inlined(parsed(text), catalog.views)
+    selects = list(tree.find_all(exp.Select))
+    if all(select.args.get("hint") is None for select in selects):
+        for select in selects:
+            calls = (call for item in select.expressions for call in item.find_all(Private))
+            if any(call.name.upper() in ANONYMIZED for call in calls):
+                select.set("hint", PrivacyOptions(this=exp.var("ANONYMIZATION"), expressions=[]))
+    dp_selects = [select for select in selects if select.args.get("hint") is not None]
     require(dp_selects, "no-dp-select")
-    require(len(dp_selects) == 1, "one-dp-select", dp_selects[-1].args["hint"])
-    return tree, dp_selects[0]
+    for other in dp_selects[1:]:
+        require(other == dp_selects[0], "one-dp-select", other.args["hint"])
+    return tree, dp_selects
 
 
 def _group_distinct(core: exp.Select) -> None:
@@ -289,8 +339,9 @@ class _Released:
 
     def _collect(self, node: exp.Expr, label: str | None) -> None:
         """Every function in an expression; nothing else in it may depend on a row."""
-        if node in self._grouped:
+        if node in self._grouped or isinstance(node, exp.Query):  # a query is the outer one's
             return
+        require(not isinstance(node, exp.Window), "window", node)
         if isinstance(node, _CALLS):
             call = private_form(node)
             if call not in self.functions:
@@ -311,6 +362,8 @@ class _Released:
         """The expression over the released columns."""
         if node in self._grouped:
             name = self.groups[self._grouped.index(node)].name
+        elif isinstance(node, exp.Query):
+            return node
         elif isinstance(node, _CALLS):
             name = self.functions[private_form(node)].name
         else:
@@ -366,7 +419,7 @@ def _check_norms(options: Options, functions: tuple[Function, ...], core: exp.Se
 
 def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:
     """Columns of an interval stand beside its own: no other is called like one of them."""
-    reports = {function.name for function in functions if function.report}
+    reports = {function.name for function in functions if function.report == "columns"}
     items = {item.alias_or_name: item for item in tree.selects}
     for name in reports & items.keys():
         for label in LABELS.values():
@@ -379,7 +432,9 @@ def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:
         own = table.name == RELEASED
         public = own or catalog.tables[table.name].unit is None
         require(public, "private-outside", table)
-    Validator(catalog, {RELEASED: released.columns}).relation(tree, last=True)
+    validator = Validator(catalog, {RELEASED: released.columns})
+    joined(tree, validator)
+    validator.relation(tree, last=True)
 
 
 #: Options that mean nothing, or something else, in a stream.
@@ -395,7 +450,9 @@ KEYS: dict[exp.DType, FieldType] = {
 KINDS: dict[Kind, KindName] = {"count": "count", "units": "units", "sum": "sum", "mean": "mean"}
 
 
-def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
+def stream_options(
+    node: exp.Expr, grouped: bool, normed: bool, defaults: Mapping[str, float]
+) -> Options:
     """Return the options of a statement that becomes a stream; C is 0 where it is left to the job.
 
     Raises:
@@ -404,7 +461,7 @@ def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     for option in node.expressions:
         require(option.name not in _TABLES_ONLY, "stream-option", option)
     require(not normed, "stream-bounds", node)
-    options = options_of(node, False, False)
+    options = options_of(node, False, False, {})
     require(any(option.name == "delta" for option in node.expressions), "delta", node)
     for name, usual in (
         ("mechanism", ("auto", "gaussian")),
@@ -418,13 +475,13 @@ def stream_options(node: exp.Expr, grouped: bool, normed: bool) -> Options:
     return options if has_rows else msgspec.structs.replace(options, rows=0)
 
 
-def checked_form(text: str) -> None:
+def checked_form(text: str, catalog: Tables) -> None:
     """Refuse what works on an answer: a stream has releases, which are computed on elsewhere.
 
     Raises:
         DpstreamError: says where.
     """
-    tree, core = _private_select(text)
+    tree, [core, *_] = _private_selects(text, catalog)
     for part in ("having", "order", "limit", "offset", "distinct"):
         require(core.args.get(part) is None, "stream-answer", core.args.get(part))
     require(tree is core, "stream-answer", tree)

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -271,10 +271,14 @@ class Tables:
     Attributes:
         unit: the ledger's identity of the unit, without a period.
         tables: by name.
+        defaults: of options of privacy, by name.
+        views: texts of queries by the names that stand for them.
     """
 
     unit: UnitIdentity
     tables: dict[str, Table]
+    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict, kw_only=True)
+    views: Mapping[str, str] = dataclasses.field(default_factory=dict, kw_only=True)
 
     @property
     def schema(self) -> dict[str, dict[str, str]]:

@@ -9,6 +9,8 @@ import random
 
 import pyarrow as pa
 
+from tests.pipelines.sql.form_pairs import FORMS
+
 OPTIONS = "OPTIONS(epsilon = 1, delta = 1e-9, max_groups_contributed = 3)"
 DP = f"SELECT WITH DIFFERENTIAL_PRIVACY {OPTIONS}"
 ANON = f"SELECT WITH ANONYMIZATION {OPTIONS}"
@@ -52,7 +54,9 @@ RELATIONS: list[tuple[str, str, str]] = [
     ("SELECT customer_id AS uid, COUNT(*) AS v FROM orders GROUP BY customer_id",
      "SELECT order_id AS uid, COUNT(*) AS v FROM items GROUP BY order_id", "group-without-unit"),
     ("SELECT uid, SUM(n) AS v FROM visits GROUP BY uid, page HAVING COUNT(*) > 1",
-     "SELECT ANY_VALUE(uid) AS uid, 1 AS v FROM visits GROUP BY page", "inner-aggregate"),
+     "SELECT ANY_VALUE(uid) AS uid, 1 AS v FROM visits GROUP BY page", "group-without-unit"),
+    ("SELECT uid, ANY_VALUE(n) AS v FROM visits GROUP BY uid",
+     "SELECT uid, ANY_VALUE(n HAVING MAX at) AS v FROM visits GROUP BY uid", "inner-aggregate"),
     (f"{_GROUP} uid, day", f"{_GROUP} uid, seconds", "group-type"),
     (f"{_GROUP} uid, cost", f"{_GROUP} uid, n / 3", "group-type"),
     ("SELECT DISTINCT uid, n AS v FROM visits",
@@ -83,7 +87,7 @@ RELATIONS: list[tuple[str, str, str]] = [
     (f"{_UV} a.uid = b.uid AND b.n > 1", "SELECT a.uid, b.n AS v FROM users AS a, visits AS b",
      "join-without-unit"),
     (f"{_UV} b.uid = a.uid",
-     "SELECT a.uid, b.n AS v FROM users AS a, visits AS b WHERE a.uid = b.uid",
+     "SELECT a.uid, b.n AS v FROM users AS a, visits AS b WHERE a.uid = b.uid OR a.age = 1",
      "join-without-unit"),
     (f"{_UV} a.uid = b.uid AND (a.age = 1 OR b.n = 1)", f"{_UV} a.uid = b.uid OR a.age = b.n",
      "join-without-unit"),
@@ -127,19 +131,6 @@ RELATIONS: list[tuple[str, str, str]] = [
      "JOIN visits AS c ON c.uid = b.uid",
      "SELECT a.uid, 1 AS v FROM visits AS a FULL JOIN visits AS b ON a.uid = b.uid "
      "LEFT JOIN visits AS c ON c.uid = b.uid", "unit-not-selected"),
-    # Joins by a declared key.
-    ("SELECT o.uid, i.qty AS v FROM orders AS o JOIN items AS i ON o.order_id = i.order_id",
-     "SELECT o.uid, i.qty AS v FROM orders AS o JOIN items AS i ON o.order_id = i.line",
-     "join-without-unit"),
-    ("SELECT i.uid, i.qty AS v FROM items AS i JOIN items AS j ON i.order_id = j.order_id",
-     "SELECT i.uid, i.qty AS v FROM items AS i JOIN items AS j ON i.product = j.product",
-     "join-without-unit"),
-    ("SELECT u.uid, 1 AS v FROM users AS u JOIN orders AS o ON u.uid = o.customer_id",
-     "SELECT u.uid, 1 AS v FROM users AS u JOIN orders AS o ON u.uid = o.order_id",
-     "join-without-unit"),
-    ("SELECT o.uid, 1 AS v FROM orders AS o JOIN items AS i ON o.uid = i.uid",
-     "SELECT o.uid, 1 AS v FROM orders AS o JOIN items AS i ON o.order_id = i.order_id + 0",
-     "join-without-unit"),
     # Joins with public relations.
     ("SELECT v.uid, v.n AS v FROM visits AS v LEFT JOIN pages AS p ON p.page = v.page",
      "SELECT v.uid, v.n AS v FROM visits AS v RIGHT JOIN pages AS p ON p.page = v.page",
@@ -205,15 +196,16 @@ RELATIONS: list[tuple[str, str, str]] = [
      "SELECT uid, ROW_NUMBER() OVER (ORDER BY n) AS v FROM visits", "window"),
     ("SELECT uid, n + 1 AS v FROM visits", "SELECT uid, SUM(n) OVER () AS v FROM visits", "window"),
     ("SELECT uid, n + 1 AS v FROM visits",
-     "SELECT uid, LAG(n) OVER (PARTITION BY uid ORDER BY n) AS v FROM visits", "window"),
+     "SELECT uid, LAG(n) OVER (PARTITION BY n ORDER BY uid) AS v FROM visits", "window"),
     ("SELECT uid, n AS v FROM visits",
      "SELECT uid, n AS v FROM visits QUALIFY ROW_NUMBER() OVER (ORDER BY n) = 1", "window"),
     # Subqueries as values.
     ("SELECT uid, n AS v FROM visits WHERE n IN (1, 2)",
-     "SELECT uid, n AS v FROM visits WHERE uid IN (SELECT uid FROM users)", "subquery-expression"),
-    ("SELECT uid, n AS v FROM visits WHERE n IN (1, 2)",
-     "SELECT uid, n AS v FROM visits WHERE page IN (SELECT page FROM pages)",
-     "subquery-expression"),
+     "SELECT uid, n AS v FROM visits JOIN users USING (uid) WHERE n IN (SELECT age FROM users)",
+     "join-without-unit"),
+    ("SELECT uid, n AS v FROM visits WHERE n IN (SELECT uid FROM pages)",
+     "SELECT v.uid, n AS v FROM visits AS v JOIN users AS u ON v.uid IN (SELECT uid FROM pages)",
+     "join-without-unit"),
     ("SELECT uid, n AS v FROM visits WHERE n = 2",
      "SELECT uid, n AS v FROM visits WHERE EXISTS (SELECT 1 FROM users)", "subquery-expression"),
     ("SELECT uid, n AS v FROM visits WHERE n = 2",
@@ -223,6 +215,7 @@ RELATIONS: list[tuple[str, str, str]] = [
      "subquery-expression"),
     ("SELECT uid, n AS v FROM visits",
      "SELECT uid, n AS v FROM visits WHERE n = ANY(SELECT age FROM users)", "subquery-expression"),
+    *FORMS,
     # Names and forms.
     ("SELECT uid, n AS v FROM visits", "SELECT uid, n AS v FROM secrets", "unknown-table"),
     ("SELECT uid, n AS v FROM visits", "SELECT uid, n AS v FROM main.visits", "unknown-table"),
@@ -237,7 +230,7 @@ RELATIONS: list[tuple[str, str, str]] = [
      "function"),
     ("SELECT uid, ABS(n) AS v FROM visits",
      "SELECT uid, 1 AS v FROM READ_CSV('/etc/passwd')", "function"),
-    ("SELECT uid, n AS v FROM visits", "SELECT uid, x AS v FROM visits, UNNEST([1, 2]) AS x",
+    ("SELECT uid, n AS v FROM visits", "SELECT uid, x AS v FROM visits, UNNEST([n, 2]) AS x",
      "lateral"),
     ("SELECT uid, CAST(page AS INT64) AS v FROM visits",
      "SELECT uid, CAST(page AS JSON) AS v FROM visits", "function"),
@@ -294,7 +287,9 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_OK, f"{DP} COUNT(*) AS k", "from"),
     (_OK, "(" * 300 + _OK + ")" * 300, "too-large"),
     (_OK, _OK + " HAVING " + " AND ".join(["k > 1"] * 3_000), "too-large"),
-    (_OK, f"SELECT * FROM ({_OK}) AS a JOIN ({_OK}) AS b ON a.dept = b.dept", "one-dp-select"),
+    (f"SELECT a.k, b.k AS j FROM ({_OK}) AS a JOIN ({_OK}) AS b ON a.dept = b.dept",
+     f"SELECT a.k, b.k AS j FROM ({_OK}) AS a JOIN ({_OK.replace('dept', 'age')}) AS b ON TRUE",
+     "one-dp-select"),
     (_OK, f"{DP} k, COUNT(*) AS z FROM ({_OK}) AS a GROUP BY k", "one-dp-select"),
     (_OK, f"{DP} DISTINCT dept, COUNT(*) AS k FROM users GROUP BY dept", "not-supported"),
     (f"WITH a AS (SELECT * FROM users) {DP} dept, COUNT(*) AS k FROM a GROUP BY dept",
@@ -326,7 +321,9 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_OK, _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, "
                 "max_rows_contributed = 0"), "max-rows"),
     (_OK, _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, kappa = 3"),
-     "option-unknown"),
+     "option-twice"),
+    (_with("epsilon = 1, delta = 1e-9, kappa = 3"),
+     _with("epsilon = 1, delta = 1e-9, k_threshold = 3"), "option-unknown"),
     (_OK, _with("epsilon = 1, epsilon = 2, delta = 1e-9, max_groups_contributed = 3"),
      "option-twice"),
     (_OK, _with("epsilon = 1, delta = 1e-9, max_groups_contributed = 3, "
@@ -373,7 +370,8 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_OK, _sel("dept, SUM(DISTINCT age) AS k"), "arguments"),
     (_OK, _sel("dept, SUM(COUNT(*)) AS k"), "nested-aggregate"),
     (_sel("dept, SUM(age) AS k"), _sel("dept, SUM(dept) AS k"), "numbers"),
-    (_OK, _sel("dept, COUNTIF(age > 3) AS k"), "dp-aggregate"),
+    (_sel("dept, COUNTIF(age > 3, contribution_bounds_per_group => (0, 2)) AS k"),
+     _sel("dept, LOGICAL_OR(age > 3) AS k"), "dp-aggregate"),
     (_OK, _sel("dept, STRING_AGG(dept) AS k"), "inner-aggregate"),
     (_OK, _sel("dept, COUNT(*) AS dept"), "duplicate-column"),
     (_sel("dept, SUM(age, contribution_bounds_per_group => (0, 9)) AS s"),
@@ -383,6 +381,12 @@ STATEMENTS: list[tuple[str, str, str]] = [
     (_sel("dept, SUM(age, contribution_bounds_per_row => (0, 9)) AS s"),
      _sel("dept, SUM(age, contribution_bounds_per_row => (0, 9), "
           "contribution_bounds_per_group => (0, 9)) AS s"), "bounds"),
+    (_sel("dept, COUNT(*, contribution_bounds_per_group => (-3, 9)) AS s"),
+     _sel("dept, COUNT(*, contribution_bounds_per_group => (-3, 0)) AS s"), "count-bounds"),
+    (_sel("dept, SUM(age, report_format => 'JSON') AS s"),
+     _sel("dept, SUM(age, report_format => 'XML') AS s"), "report"),
+    (_sel("dept, ANON_SUM(age WITH REPORT(FORMAT = PROTO)) AS s"),
+     _sel("dept, ANON_SUM(age WITH REPORT(FORMAT = CSV)) AS s"), "report"),
     (_sel("dept, COUNT(*, contribution_bounds_per_group => (0, 9)) AS s"),
      _sel("dept, COUNT(*, contribution_bounds_per_group => (0, 9.5)) AS s"), "count-bounds"),
     (_sel("dept, ANON_SUM(age CLAMPED BETWEEN 0 AND 9) AS s"),
@@ -406,12 +410,20 @@ STATEMENTS: list[tuple[str, str, str]] = [
      "dp-function-outside"),
     # Public groups.
     (_PUB, _PUB.replace("RIGHT JOIN", "JOIN"), "public-groups"),
-    (_PUB, _PUB.replace("DISTINCT", ""), "public-groups"),
+    (_PUB.replace("DISTINCT", ""), _PUB.replace("DISTINCT", "floor,"), "public-groups"),
     (_PUB, _PUB.replace("GROUP BY", "WHERE p.dept <> 'x' GROUP BY"), "public-filter"),
     (_PUB, _PUB.replace("ON u.dept = p.dept", "ON u.dept = p.dept AND u.age > 3"),
      "public-groups"),
     (_PUB, _PUB.replace("GROUP BY p.dept", "GROUP BY p.dept, u.age"), "public-groups"),
-    (_PUB, _PUB.replace("FROM depts", "FROM users"), "unit-not-selected"),
+    (_PUB, _PUB.replace("FROM depts", "FROM users"), "public-groups"),
+    (_PUB.replace("(SELECT DISTINCT dept FROM depts) AS p ON u.dept = p.dept", "depts AS p "
+                  "USING (dept)"),
+     _PUB.replace("(SELECT DISTINCT dept FROM depts) AS p ON u.dept = p.dept", "users AS p "
+                  "USING (dept)"), "public-groups"),
+    (_PUB.replace("(SELECT DISTINCT dept FROM depts) AS p ON u.dept = p.dept",
+                  "UNNEST(['a', 'b', 'z']) AS p ON u.dept = p").replace("p.dept", "p"),
+     _PUB.replace("(SELECT DISTINCT dept FROM depts) AS p ON u.dept = p.dept",
+                  "UNNEST([u.dept, 'z']) AS p ON u.dept = p").replace("p.dept", "p"), "lateral"),
     (_PUB, _PUBLIC + "dept, COUNT(*) AS k FROM users GROUP BY dept", "public-groups"),
     (_PUBLIC + "p.dept, COUNT(*) AS k FROM (SELECT DISTINCT dept FROM depts) AS p LEFT JOIN users "
      "AS u ON u.dept = p.dept GROUP BY p.dept",

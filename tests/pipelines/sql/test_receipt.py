@@ -70,7 +70,8 @@ def lines_of(header: Header, group: str) -> list[str]:
 
 
 def answer_of(receipt: bytes, reports: Sequence[str] = ()) -> SqlAnswer:
-    return presented(Answer("", receipt, "digest", True), *read(receipt), reports, False, {})
+    columns = dict.fromkeys(reports, "columns")
+    return presented(Answer("", receipt, "digest", True), *read(receipt), columns, False, {})
 
 
 def test_round_trip_with_and_without_report() -> None:
@@ -195,7 +196,7 @@ def test_a_mean_that_is_mostly_noise_is_marked_and_counted(tmp_path: Path, bound
     printed = call("sql", "--project", str(project), query).output
     assert (f"{sum(noisy)} of {len(noisy)} values of m are mostly noise" in printed) is any(noisy)
     marked = presented(
-        Answer("", encoded(HEADER, ROWS), "digest", True), HEADER, ROWS, (), False, {"m": 1.0}
+        Answer("", encoded(HEADER, ROWS), "digest", True), HEADER, ROWS, {}, False, {"m": 1.0}
     )
     assert [" ?" in row for row in answer_text(marked).splitlines()[2:]] == [True, True]
 

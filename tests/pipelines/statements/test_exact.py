@@ -19,8 +19,7 @@ from dpstream.pipelines.statements.allowed import parsed, qualified
 from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.errors import RULES
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.forms import MAX_TEXT, once
-from dpstream.pipelines.statements.ownership import type_of
+from dpstream.pipelines.statements.forms import MAX_TEXT, once, type_of
 from dpstream.pipelines.statements.statement import statement_of
 from tests.pipelines.sql.pairs import PAIRS
 from tests.pipelines.sql.shop import shop

@@ -451,6 +451,8 @@ REFUSED = [
     "SELECT page FROM visits LIMIT 5",
     "SELECT page FROM (SELECT uid, page FROM visits LIMIT 5) AS t",
     "SELECT ROW_NUMBER() OVER (ORDER BY x) AS r FROM visits",
+    "SELECT r FROM (SELECT uid, ROW_NUMBER() OVER (PARTITION BY uid ORDER BY n) AS r FROM visits)",
+    "SELECT page FROM visits CROSS JOIN UNNEST([1, 2]) AS x",
     "SELECT SUM(x) OVER (PARTITION BY page) AS r FROM visits",
     "SELECT page FROM visits WHERE n IN (SELECT n FROM floors)",
     "SELECT RAND() AS r FROM visits",

@@ -1,0 +1,140 @@
+"""Spellings: forms of GoogleSQL that mean the same as another one, which takes their place.
+
+Everything after this sees one form, so that a rule and an identity are never doubled:
+
+* ``COUNTIF(c)`` and ``f(x) FILTER (WHERE c)`` are ``COUNT(IF(c, 1, NULL))``
+  and ``f(IF(c, x, NULL))``: the aggregates here ignore NULL;
+* ``ANY_VALUE(x)`` of a subquery is ``MIN(x)``: any value is right, this one depends on no order;
+* ``r'...'`` is the text that it is; ``x IN UNNEST([a, b])`` is ``x IN (a, b)``;
+* ``UNNEST([a, b]) AS p`` in FROM is ``SELECT a AS p UNION ALL SELECT b``, a public relation;
+* ``DATE(t, zone)`` and FORMAT_ functions with a zone are those of ``t AT TIME ZONE zone``, and
+  ``EXTRACT(DATE FROM t)`` is ``DATE(t)``;
+* ``(column)`` is the column; joins in parentheses stand without them, where all are inner joins,
+  which have one meaning in any order, or where they come first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlglot import exp
+
+from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
+
+
+def spelled(tree: exp.Expr) -> exp.Expr:
+    """Return the tree with every form in its one spelling."""
+    for node in reversed(list(tree.walk())):  # the innermost first
+        make = _SPELLINGS.get(type(node))
+        new = None if make is None else make(node)
+        if new is not None:
+            new.meta.update(node.meta)
+            tree = new if node is tree else tree
+            if new is not node and node.parent is not None:
+                node.replace(new)
+    return tree
+
+
+def _if(condition: exp.Expr, value: exp.Expr) -> exp.Expr:
+    return exp.If(this=condition, true=value, false=exp.Null())
+
+
+def _filtered(node: exp.Filter) -> exp.Expr:
+    """Return the aggregate with its operand where the condition holds, and NULL elsewhere."""
+    call, condition = node.this, node.expression.this
+    at = call.expressions[0] if isinstance(call, Private) else call.this
+    while isinstance(at, Clamped | WithReport):
+        at = at.this
+    if isinstance(at, exp.Distinct):
+        at = at.expressions[0]
+    star = isinstance(at, exp.Star)
+    place = exp.Placeholder()
+    at.replace(place)
+    place.replace(_if(condition.copy(), exp.Literal.number(1) if star else at))
+    return call
+
+
+def _zoned(node: exp.Expr) -> exp.Expr | None:
+    """DATE and FORMAT_ of an instant in a zone."""
+    zone, value = node.args.get("zone"), node.this
+    if isinstance(node, exp.TimeToStr):
+        value = value.this  # what sqlglot takes for a cast
+        node.set("this", value)
+    if isinstance(zone, exp.Literal) and zone.name != "UTC" and not node.expressions:
+        node.set("this", exp.AtTimeZone(this=value.copy(), zone=zone))
+        node.set("zone", None)
+    return node
+
+
+def _private_count_if(node: Private) -> exp.Expr | None:
+    if node.name.upper() != "COUNTIF" or not node.expressions:
+        return None
+    counted = _if(node.expressions[0], exp.Literal.number(1))
+    return Private(this=exp.var("COUNT"), expressions=[counted, *node.expressions[1:]])
+
+
+def _any(node: exp.AnyValue) -> exp.Expr | None:
+    select = node.find_ancestor(exp.Select)
+    private = select is None or select.args.get("hint") is not None
+    return None if private or isinstance(node.this, exp.HavingMax) else exp.Min(this=node.this)
+
+
+def _elements(node: exp.Expr) -> list[exp.Expr]:
+    """Return the elements of UNNEST([..]) of literals; nothing for any other."""
+    arrays = node.expressions
+    plain = len(arrays) == 1 and isinstance(arrays[0], exp.Array) and not node.args.get("offset")
+    elements = arrays[0].expressions if plain else []
+    literal = all(isinstance(e, exp.Literal | exp.Neg | exp.Boolean) for e in elements)
+    return [element.copy() for element in elements] if literal else []
+
+
+def _listed(node: exp.In) -> exp.Expr | None:
+    elements = _elements(node.args["unnest"]) if node.args.get("unnest") else []
+    return exp.In(this=node.this, expressions=elements) if elements else None
+
+
+def _relation(node: exp.Unnest) -> exp.Expr | None:
+    elements, alias = _elements(node), node.args.get("alias")
+    names = [] if alias is None else alias.args.get("columns") or []
+    if not elements or len(names) != 1 or not isinstance(node.parent, exp.From | exp.Join):
+        return None
+    first, *others = (
+        exp.Select(expressions=[exp.Alias(this=element, alias=names[0].copy())])
+        for element in elements
+    )
+    query: exp.Query = first
+    for other in others:
+        query = exp.Union(this=query, expression=other, distinct=False)
+    return exp.Subquery(this=query, alias=exp.TableAlias(this=names[0].copy()))
+
+
+def _flat(node: exp.Select) -> exp.Expr:
+    """Take joins out of parentheses; what joined the parentheses is a condition of WHERE."""
+    joins = list[exp.Expr]()
+    for part in filter(None, (node.args.get("from_"), *(node.args.get("joins") or ()))):
+        table, first = part.this.this, isinstance(part, exp.From)
+        inner = table.args.get("joins") or () if isinstance(table, exp.Table) else ()
+        plain = first or not any(join.side or join.args.get("using") for join in (part, *inner))
+        if inner and plain and not part.this.alias:
+            table.set("joins", None)
+            part.set("this", table)
+            if part.args.get("on") is not None:
+                node.where(part.args["on"], copy=False)
+                part.set("on", None)
+        joins += [*([] if first else [part]), *inner]
+    node.set("joins", joins or None)
+    return node
+
+
+_SPELLINGS: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
+    exp.RawString: lambda node: exp.Literal.string(node.this),
+    exp.Paren: lambda node: node.this if isinstance(node.this, exp.Column) else None,
+    exp.Filter: _filtered,
+    exp.CountIf: lambda node: exp.Count(this=_if(node.this, exp.Literal.number(1))),
+    Private: _private_count_if,
+    **dict.fromkeys((exp.Date, exp.TimeToStr), _zoned),
+    exp.Extract: lambda n: exp.Date(this=n.expression) if n.name.upper() == "DATE" else None,
+    exp.AnyValue: _any,
+    exp.In: _listed,
+    exp.Unnest: _relation,
+    exp.Select: _flat,
+}
