@@ -86,6 +86,23 @@ def test_rows_are_those_of_duckdb(relation: str, own: str) -> None:
     assert len(answer) > 5
 
 
+@pytest.mark.parametrize("window", [
+    "LAG(n) OVER (PARTITION BY uid ORDER BY flag)", "LEAD(n) OVER (PARTITION BY uid ORDER BY day)",
+    "FIRST_VALUE(n) OVER (PARTITION BY uid ORDER BY flag DESC)",
+    "n * ROW_NUMBER() OVER (PARTITION BY uid ORDER BY day)",
+])  # fmt: skip
+def test_ties_of_a_window_are_broken_by_the_row(window: str) -> None:
+    """Not by the order in which a file, or a shard with others' rows, has them."""
+    relation = f"SELECT uid, {window} AS v FROM visits WHERE n < 9"
+    select = canonical_form(statement_of(AROUND[0].format(relation), _CATALOG)).select
+    rows = ugly_rows(12, 200)
+    answers = []
+    for turn in (1, -1):
+        base = database(_CATALOG, {name: of[::turn] for name, of in rows.items()})
+        answers.append(Counter(base.execute(stage_text(select, _CATALOG)).fetchall()))
+    assert answers[0] == answers[1] and len(answers[0]) > 10
+
+
 def _answer(folder: Path, text: str) -> list[tuple[Any, ...]]:
     table = answer_to(folder, text).table
     return list(zip(*table.to_pydict().values(), strict=True))
