@@ -362,7 +362,8 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     require(len(plain) == needed, "arguments", node)
     argument = _argument(kind, plain[0], scope, node)
     if argument is _UNITS:
-        require(not bounds, "bounds", node)
+        # A unit adds 1, which such bounds leave as it is.
+        require(all(b is not None and b[0] <= 1 <= b[1] for b, _ in bounds), "bounds", node)
         return Function(name, "units", None, report=report, norm=norm)
     low, high, per = None, None, _default(kind)
     if bounds and bounds[0][0] is not None:

@@ -160,6 +160,8 @@ SAME = [
     ("COUNTIF(n > 3) AS k FROM visits", "COUNT(IF(n > 3, 1, NULL)) AS k FROM visits"),
     ("COUNTIF(n > 3, contribution_bounds_per_group => (-4, 5)) AS k FROM visits",
      "COUNT(*, contribution_bounds_per_group => (0, 5)) FILTER (WHERE n > 3) AS k FROM visits"),
+    ("COUNT(DISTINCT uid, contribution_bounds_per_group => (0, 1)) AS k FROM visits",
+     "COUNT(DISTINCT (uid)) AS k FROM visits"),
     ("SUM(n) AS k FROM users AS u, visits AS v WHERE u.uid = v.uid",
      "SUM(n) AS k FROM users AS u JOIN visits AS v ON u.uid = v.uid"),
     ("SUM(n) AS k FROM (users AS u JOIN visits AS v ON u.uid IS NOT DISTINCT FROM v.uid)",
