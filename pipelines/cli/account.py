@@ -49,7 +49,7 @@ def _place(named: Chosen) -> "AccountPlace | str":
     from dpstream.pipelines.project.project import is_name
 
     # A name of the project file, of its only data set without one; not a file or a URL.
-    if named.name is None or (is_name(named.name) and not Path(named.name).exists()):
+    if named.name is None or (is_name(named.name) and not Path(named.name).is_file()):
         place: AccountPlace | str = account_view.of_data_set(named.load(), named.name)
     elif named.flags:
         fix = "name the data set of the project file"

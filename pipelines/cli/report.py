@@ -120,11 +120,14 @@ def _write(job: Chosen, out: Path | None, truth: Path | None, as_json: bool) -> 
 
 
 def _publish(job: Chosen, folder: Path, as_json: bool) -> None:
+    from dpstream.pipelines.cli.run import damage_text
     from dpstream.pipelines.report.publication import DEPLOYMENT, publish
     from dpstream.pipelines.report.report import build
     from dpstream.pipelines.report.view import render
+    from dpstream.pipelines.stream.completeness import came_late
 
     page = build(load_job(job))
+    print_warnings([*damage_text(page.job, page.damaged), *came_late(page.job)])
     files, lacking = publish(page, lambda names: render(page, downloads=names), folder)
     if as_json:
         print_json({"folder": str(folder), "files": files, "lacking": lacking})

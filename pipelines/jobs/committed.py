@@ -239,6 +239,12 @@ def opened_store(job: "Job") -> Iterator["Store | None"]:
             store.close()
 
 
+def abandoned_before(job: "Job") -> int:
+    """Return the first window that a job's run has not abandoned; 0: it has abandoned none."""
+    with opened_store(job) as store:
+        return 0 if store is None else store.retained_windows.abandoned
+
+
 def stored_passes(job: "Job") -> Passes | None:
     """Return the passes in a job's store."""
     with opened_store(job) as store:

@@ -20,7 +20,7 @@ from dpstream.accounting.figures import moment_of, time_text
 from dpstream.dp_transforms.beam.delivery import delivered_through
 from dpstream.pipelines.connectors.registry import sink_of
 from dpstream.pipelines.connectors.sink import Name, ReadableSink
-from dpstream.pipelines.jobs.committed import opened_store, stored_passes
+from dpstream.pipelines.jobs.committed import abandoned_before, opened_store, stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.operate.metrics import DUE_METRICS, textfile
 from dpstream.pipelines.render.page import write_own
@@ -84,8 +84,7 @@ def due_at(job: Job, instant: int) -> Due:
     last = None if timeline.end is None else timeline.last_trigger_time
     through = passed if last is None else min(passed, last)
     out, overdue, complete = _published(job), list[Overdue](), through
-    with opened_store(job) as store:
-        given_up = 0 if store is None else store.retained_windows.abandoned
+    given_up = abandoned_before(job)
     abandoned = list[str]()
     for time in range(1, through + 1):
         for window in timeline.windows_at(time):

@@ -140,7 +140,8 @@ def ending_of(file: Path, endings: Sequence[str], option: str = "--out") -> str:
 def require_own(out: Path, mark: str | bytes, option: str = "--out") -> None:
     """Refuse a path at which another file is; raises as `write_own` does."""
     with file_errors(option, "cannot be written"):
-        if out.exists() and not begins_with(out, mark):
+        # The beginning of a pipe or a terminal is not read, because that would wait for ever.
+        if out.exists() and not ((out.is_file() or out.is_dir()) and begins_with(out, mark)):
             raise UsageError(option, "exists and is another file", "choose another name")
 
 

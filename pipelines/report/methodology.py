@@ -121,6 +121,11 @@ def protection(
         )
         if plan.timeline.periods is None:
             yield f"The series has no fixed end: epsilon grows with each further {_period(plan)}."
+    else:
+        yield (
+            f"It covers one {_period(plan)}. If figures of further {several(_period(plan))} are "
+            "published, all of them together tell more about whoever has records in several."
+        )
 
 
 def _promise(row: dict[str, float]) -> str:

@@ -9,6 +9,7 @@ requires some of it, and an entry without that, or of a run whose guarantee does
 written.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from dpstream.accounting.facts import UNBOUNDED
 from dpstream.accounting.figures import moment_of, time_text, up
 from dpstream.pipelines.connectors.final import final_in, write_final
 from dpstream.pipelines.project.job_section import PublicationSection
-from dpstream.pipelines.render.page import begins_with, require_own, write_own
+from dpstream.pipelines.render.page import require_own, write_own
 from dpstream.pipelines.report.methodology import methodology
 from dpstream.pipelines.report.report import MARK, Report
 from dpstream.state.disk_errors import file_errors
@@ -61,6 +62,8 @@ _FREQUENCIES = {
 }
 _FREQUENCY = "http://publications.europa.eu/resource/authority/frequency/"
 _MEDIA = "https://www.iana.org/assignments/media-types/"
+#: The line of an entry that has its date.
+_DATE = re.compile(r"^ *publication_date: '?(\d{4}-\d\d-\d\d)'?$", re.MULTILINE)
 #: Fields of the section that the registry requires, by its own names.
 _REQUIRED = {
     "data_curators": "publisher",
@@ -102,7 +105,7 @@ def publish(report: Report, page: Callable[[Sequence[str]], str], folder: Path) 
     facts = final_in(job, sink).facts
     texts = {
         METHODOLOGY: _methodology(report, facts, publication),
-        METADATA: _json(_metadata(report, facts, publication)),
+        METADATA: _metadata(report, facts, publication),
     }
     with file_errors(FLAG, "cannot be written"):
         make_folder(folder)
@@ -122,10 +125,6 @@ def publish(report: Report, page: Callable[[Sequence[str]], str], folder: Path) 
     return Published([PAGE, *names], lacking)
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
-
-
 def _guarantee(facts: dict[str, Any]) -> str:
     """The guarantee of one unit in one line."""
     pair, stamps = facts["guarantee"], facts["run"]["stamps"]
@@ -141,13 +140,19 @@ def _lifetime(facts: dict[str, Any]) -> str:
         return f"none: {', '.join(stamps)}"
     if every == UNBOUNDED:
         return "without a bound: the job has no last period"
-    pair = f"epsilon {up(every['epsilon'])} at delta {up(every['delta'])}"
-    return f"{pair}, for whoever has records in all {every['periods']:,} periods"
+    several = f", for whoever has records in all {every['periods']:,} periods"
+    return f"epsilon {up(every['epsilon'])} at delta {up(every['delta'])}" + (
+        several if every["periods"] > 1 else ""
+    )
 
 
 def _methodology(report: Report, facts: dict[str, Any], publication: PublicationSection) -> str:
     """The methodology as Markdown: the text of the page, then the exact figures."""
-    lines = [f"{_MARKS[METHODOLOGY]}", f"# Methodology: {_in_line(publication.title)}", ""]
+    lines = [
+        _MARKS[METHODOLOGY],  # then the title on one line, without marks of HTML
+        "# Methodology: " + " ".join(publication.title.split()).replace("<", "&lt;"),
+        "",
+    ]
     lines += [f"**{stamp}: this is not to be published.**\n" for stamp in report.stamps]
     for heading, texts in methodology(report.plan, report.figures, publication):
         lines += [f"## {heading}", ""] + [f"{text}\n" for text in texts]
@@ -169,20 +174,16 @@ def _methodology(report: Report, facts: dict[str, Any], publication: Publication
     return "\n".join(lines) + "\n"
 
 
-def _in_line(text: str) -> str:
-    """A text on one line of Markdown, without marks of HTML."""
-    return " ".join(text.split()).replace("<", "&lt;")
-
-
-def _metadata(
-    report: Report, facts: dict[str, Any], publication: PublicationSection
-) -> dict[str, Any]:
-    """The data set in terms of DCAT 3; what is not stated is left out."""
+def _metadata(report: Report, facts: dict[str, Any], publication: PublicationSection) -> str:
+    """The data set in terms of DCAT 3, as JSON; what is not stated is left out."""
     timeline, contact = report.job.plan.timeline, publication.contact
     days = {"dcat:startDate": timeline.start, "dcat:endDate": timeline.end}
     frequency = _FREQUENCIES.get(timeline.words(timeline.slide))
-    is_address = "@" in contact and " " not in contact
-    email = {"vcard:hasEmail": {"@id": f"mailto:{contact}"}} if is_address else {}
+    email = (
+        {"vcard:hasEmail": {"@id": f"mailto:{contact}"}}
+        if "@" in contact and " " not in contact
+        else {}
+    )
     named: dict[str, Any] = {
         "dct:description": publication.description,
         "dct:publisher": _node("foaf:Agent", "foaf:name", publication.publisher),
@@ -192,7 +193,7 @@ def _metadata(
         "dct:spatial": _node("dct:Location", "skos:prefLabel", publication.region),
         "dct:accrualPeriodicity": {"@id": _FREQUENCY + frequency} if frequency else "",
     }
-    return {
+    metadata = {
         "@context": _CONTEXT,
         "@type": "dcat:Dataset",
         "dct:identifier": facts["run"]["run_id"],
@@ -225,6 +226,7 @@ def _metadata(
         "dpstream:plan": facts["run"]["plan_hash"],
         "dpstream:program": facts["run"]["program"],
     }
+    return msgspec.json.format(msgspec.json.encode(metadata), indent=2).decode() + "\n"
 
 
 def _node(kind: str, name: str, text: str) -> dict[str, Any]:
@@ -236,10 +238,9 @@ def _deployment(
 ) -> str:
     """The entry of the registry; the date is that of the first one, which ``old`` has."""
     job, guarantee, mechanism = report.job, facts["guarantee"], facts["mechanism"]
-    date = datetime.now(UTC).date().isoformat()
-    if old.exists() and begins_with(old, _MARKS[DEPLOYMENT]):
-        earlier = yaml.safe_load(old.read_text("utf-8"))
-        date = earlier["deployment"]["basic"]["publication_date"]
+    # An old entry was written by this command, and perhaps edited since.
+    stated = _DATE.search(old.read_text("utf-8", "replace")) if old.exists() else None
+    date = datetime.now(UTC).date().isoformat() if stated is None else stated[1]
     pure, dynamic = not guarantee["delta"], job.source.unbounded or job.plan.timeline.end is None
     covers, bounds = guarantee["covers"], facts["values"]
     periods = (

@@ -14,7 +14,7 @@ error therefore holds the noise and what bounding leaves out.
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from dpstream.dp_transforms.noise.ids import key_ids
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.connectors.files.source import canonical_records, named_by, recorded
 from dpstream.pipelines.connectors.registry import input_of, sink_of
-from dpstream.pipelines.jobs.committed import committed, stored_passes
+from dpstream.pipelines.jobs.committed import abandoned_before, committed, stored_passes
 from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.render.page import mark_of, write_own
 from dpstream.pipelines.report.data import (
@@ -224,6 +224,7 @@ class Report(NamedTuple):
         truth: errors by true size of a key, from raw records, or ``None``.
         damaged: files of the input that were not read to their end, with the reason.
         incomplete: expected names of files that windows were released without, by window.
+        abandoned: windows that `dpstream state restore --abandon` gave up before their end.
         account: what was spent on the data set, as `dpstream account show` has it: ``limit`` (of
             a unit, ``per`` period or for all time), share ``used`` of it, number of ``charges``;
             ``None``: there is no account, it cannot be read, or each record has its own budget.
@@ -238,6 +239,7 @@ class Report(NamedTuple):
     truth: list[Decade] | None = None
     damaged: Mapping[str, str] = MappingProxyType({})
     incomplete: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+    abandoned: Sequence[int] = ()
     account: dict[str, Any] | None = None
 
     @property
@@ -285,9 +287,19 @@ def build(job: Job, truth: Path | None = None) -> Report:
         for window, trigger in newest_triggers
         if (names := missing_names(passes, plan.timeline, window, trigger))
     }
-    account = None if job.ledger is None else _account(job.ledger)
+    ended = findings.windows[findings.last_trigger == plan.timeline.triggers]
     return Report(
-        job, plan, budget, figures, releases, findings, decades, damaged, incomplete, account
+        job,
+        plan,
+        budget,
+        figures,
+        releases,
+        findings,
+        decades,
+        damaged,
+        incomplete,
+        abandoned=np.setdiff1d(np.arange(abandoned_before(job)), ended).tolist(),
+        account=None if job.ledger is None else _account(job.ledger),
     )
 
 

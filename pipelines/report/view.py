@@ -251,6 +251,7 @@ def context(report: Report) -> dict[str, Any]:
             (window_name(plan.timeline, window), ", ".join(names))
             for window, names in report.incomplete.items()
         ],
+        "abandoned": [window_name(plan.timeline, window) for window in report.abandoned],
         "columns": columns,
         "trends": _window_count(report) > 1,
         "undrawn": len(plan.aggregates) > len(drawn),

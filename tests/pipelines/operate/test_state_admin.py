@@ -18,6 +18,7 @@ from dpstream.pipelines.cli.main import cli
 from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.due import due_at
 from dpstream.pipelines.report.report import build
+from dpstream.pipelines.report.view import render
 from dpstream.pipelines.stream.run import run_job
 from dpstream.state import open as stores
 from dpstream.state.arrow import from_bytes, to_bytes
@@ -423,16 +424,16 @@ def test_what_cannot_be_replayed_is_abandoned_and_charged(job: Path, tmp_path: P
     new = set(after) - set(before)
     # The instant lies in the third day's first cell: that window is open and given up too.
     assert {Path(n).parent.name for n in new} == {"window-000003"} and len(new) == 4
-    page = build(load_job(job)).figures
-    assert 20 < page["guarantee"]["epsilon"] == pytest.approx(restore["epsilon"], rel=1e-3)
+    page = build(load_job(job))
+    assert page.figures["guarantee"]["epsilon"] == pytest.approx(restore["epsilon"], rel=1e-3)
+    assert page.abandoned == [2] and "Ended: 3 of 4 days complete." in render(page)
     assert done("info", job)["abandoned"] == 3 and not done("info", job)["restoring"]
     # What was given up is not overdue; what is lost of the windows after it is.
     end = 1_704_412_800_000_000  # 2024-01-05
     state = due_at(load_job(job), end)
     assert not state.overdue and state.abandoned == ("2024-01-03T00:00:00Z",)
     (out / "window-000003").rename(tmp_path / "apart")
-    state = due_at(load_job(job), end)
-    assert {one.window for one in state.overdue} == {"2024-01-04T00:00:00Z"}
+    assert {one.window for one in due_at(load_job(job), end).overdue} == {"2024-01-04T00:00:00Z"}
     (tmp_path / "apart").rename(out / "window-000003")
     assert run(job).resumed and files(out) == after
 

@@ -181,7 +181,12 @@ def test_what_is_released_as_incomplete_says_so_whenever_it_is_asked(tmp_path: P
     by_window = qualities.sort_by("window_start").column(f"{column}_distinct").to_pylist()
     assert by_window == [["incomplete"], ["final"]]
     page = tmp_path / "page.html"
-    for command, more in (("run", ()), ("plan", ()), ("report", ("--out", page))):
+    for command, *more in (
+        ("run",),
+        ("plan",),
+        ("report", "--out", str(page)),
+        ("report", "--publish", str(tmp_path / "public")),
+    ):
         stores.close_all()
         out = call(command, "--project", folder, *more)
         assert name in (out.stderr + out.stdout).replace("\n            ", "")
