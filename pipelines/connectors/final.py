@@ -1,9 +1,10 @@
 """The final table of a job: the newest figure of each key in each window, in one file.
 
-The columns are ``window_start`` and ``window_end``, the key's, and of each published column NAME:
-``NAME`` and ``NAME_sd`` as released, ``NAME_low`` and ``NAME_high`` (a 95% interval of the noise,
-not clipped) and ``NAME_quality``.  Rows are ordered by window and key; each (window, key) has one,
-of the newest release that holds the key.  It is post-processing of releases, and costs nothing.
+The columns are ``window_start`` and ``window_end``, the key's columns, and for each published
+column NAME: ``NAME`` and ``NAME_sd`` as released, ``NAME_low`` and ``NAME_high`` (a 95% interval of
+the noise, not clipped) and ``NAME_quality``.  Rows are ordered by window and key.  Each (window,
+key) has one row, from the newest release that holds the key.  The table is post-processing of
+releases, so it costs nothing.
 
 **Quality** is the first of these that holds:
 
@@ -14,14 +15,14 @@ of the newest release that holds the key.  It is post-processing of releases, an
 * ``incomplete``: the newest release was published without a file that was expected;
 * ``final``.
 
-**Sources.**  A sink of files has every release, so its folder is read, and the secret is not
-needed, and which files were missing is read from the store, if it can be.  Of other sinks the
-store is read; windows whose releases it has dropped are left out.
+**Sources.**  A sink of files has every release, so its folder is read and the secret is not
+needed; the store says which files were missing, if it can be read.  For other sinks the store is
+read, without the windows whose releases it has dropped.
 
 **When it is written.**  `dpstream run` writes it at the end of a pass or run with files as its
 sink.  A stream without end has no end of a pass, and stopping it must not take longer the older it
 is: there `dpstream state final` writes it.  A table is written beside the old one, and replaces it
-when it is complete.  Memory is bounded by a part of a release.
+when it is complete.  The memory that is needed is that of a part of a release.
 """
 
 import contextlib

@@ -1,12 +1,13 @@
 """``dpstream due``: which releases should be out by now, which are, and what is next.
 
 A release should be out once its trigger time has passed on the public clock.  It is out when the
-sink has it, whatever the store says; the store is asked only where the sink cannot be read back.
-So the answer is a function of the plan, of the clock and of what is published, and so is its exit
-code.  Of the input only the names are looked at that the table expects (`pipelines.project.
-expected`): no file is opened, and no other name is listed.
+sink has it, whatever the store says.  If the sink cannot be read back, the store is asked instead.
+The store also says which windows were abandoned.  The answer and its exit code are therefore
+functions of the plan, of the clock, of what is published and of what was abandoned.  The command
+looks only for the file names that the table expects (`pipelines.project.expected`): it opens no
+file and lists no other name.
 
-The same figures go to a file for a collector, in the text format of Prometheus.  They are public;
+A collector gets the same figures in a file, in the text format of Prometheus.  They are public;
 the operator's counts go to another file (`pipelines.operate.operator_report`).
 """
 
@@ -45,7 +46,7 @@ class Overdue(msgspec.Struct, frozen=True):
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The state of a job's releases on the public clock; public.
+    """The public state of a job's releases at an instant.
 
     Attributes:
         job: its name.

@@ -2,14 +2,16 @@
 
 Each job of the project file is charged once, for all of its time.  When that has passed, the same
 job is assumed to begin again for as long, with the same budget, until the date or until the limit
-refuses it.  Questions that are asked in the meantime are not foreseen.
+refuses it.  The forecast holds no questions that may be asked in the meantime.
 
 The limit holds for each period of the account's unit separately, and a charge counts in the periods
 of its own time alone (`accounting.periods`): years that do not meet cost a period the most that one
 of them costs, not their sum.  What one person has over all periods does add up, and is shown beside
-it.  Until a date a person has the periods that have begun by then, also of a stream without end.
+it.  By a date a person has records in at most the periods that have begun by then, which is a bound
+also for a stream without end.
 
-All of it follows from the account and the project file, which are public; nothing is charged.
+The forecast is a function of the account and the project file, which are public, so it costs
+nothing.
 """
 
 import itertools

@@ -74,12 +74,12 @@ sink = {{ kind = "parquet", path = "releases/{job}" }}
 
 [job.{job}.publication]
 title = "Example: sales by {key}"
-description = "Households that bought, and what they spent, by {key}, in 2017."
+description = "What a sample of 2,469 households bought in 2017: how many of them, and for how much."
 purpose = "Shows what a publication of dpstream looks like; not an official statistic."
 publisher = "The dpstream project"
 contact = "https://github.com/dpstream/dpstream"
 region = "United States of America"
-licence = "Data set of the R package completejourney (CC0)"
+licence = "CC0"
 citation = "Example sales by {key}, 2017, published with dpstream."
 next = "The year is complete"
 labels = {{ {key} = "{label}", households = "Households", sales = "Sales (USD)" }}
