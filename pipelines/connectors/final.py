@@ -261,8 +261,7 @@ def write_final(table: FinalTable, job: Job, out: Path, field: str = "sink.path"
     kind = next(kind for kind in RELEASE_KINDS if out.suffix.lower() == f".{kind}")
     schema, rows = final_schema(table.plan), 0
     with file_errors(field, "cannot be written"):
-        if out.exists() and not _is_final(out, kind):
-            raise UsageError(field, f"{out.name} exists and is another file", "choose another name")
+        require_final(out, field)
         make_folder(out.parent)
         with replacing(out) as draft, _writer(draft, kind, table, job) as write:
             for batch in in_batches_of(PART_ROWS, _batches(table, job), schema):
@@ -271,7 +270,16 @@ def write_final(table: FinalTable, job: Job, out: Path, field: str = "sink.path"
     return rows
 
 
-def _is_final(path: Path, kind: ReleaseKind) -> bool:
+def require_final(out: Path, field: str) -> None:
+    """Refuse a path at which another file is than a final table; raises as `write_final` does."""
+    kind = out.suffix.lower().removeprefix(".")
+    with file_errors(field, "cannot be read"):
+        if out.exists() and not _is_final(out, kind):
+            fix = "move that file away, or choose another name"
+            raise UsageError(field, f"{out.name} exists and is another file", fix)
+
+
+def _is_final(path: Path, kind: str) -> bool:
     """Whether a file begins as a final table does, or is one without rows."""
     if kind != "parquet":
         with open(path, "rb") as file:

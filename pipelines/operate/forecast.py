@@ -70,6 +70,7 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
     account = read_history(place)
     filters, spent, charges = account.filters, account.spent, list(account.charges)
     unit, refused, rows = account.created.unit, dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    asked_until = until
     runs, until = _runs(project, data_set, account.charges, now, until)
     for run in runs:
         job = str(run.charge.label)
@@ -108,6 +109,7 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
         "unit": {"text": unit.description, "name": unit.name, "period": unit.covers},
         "limit": {"epsilon": filters.epsilon, "delta": filters.delta},
         "until": _day(until),
+        "asked_until": _day(asked_until),
         "runs": rows,
         "other_charges": sum(charge.kind != "stream" for charge in account.charges),
         "refused": refused,

@@ -130,7 +130,7 @@ def _refuse_other_input(job: Job, store: Store) -> None:
         raise PolicyError(
             "table.path",
             "its files are not those that the run was reading when it was cut off",
-            f"bring them back and go on with `dpstream run JOB`, or {NEW_RUN}",
+            f"bring them back and go on with `dpstream run {job.name}`, or {NEW_RUN}",
         )
 
 
@@ -179,8 +179,11 @@ def final(job: Job, out: Path) -> int:
         PolicyError: the releases or the store are of another plan.
         RunError: it cannot be read or written.
     """
-    if job.sink.folder is not None:
-        return write_final(final_in(job, job.sink.folder), job, out, "--out")
+    folder = job.sink.folder
+    if folder is not None:
+        if folder.resolve() in out.resolve().parent.parents:
+            raise UsageError("--out", "lies among the releases", "choose another folder")
+        return write_final(final_in(job, folder), job, out, "--out")
     store = open_job_store(job)
     plan = begun(job.plan, store.identity.calibration)
     return write_final(final_of(plan, store, facts_of(plan, store.identity)), job, out, "--out")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import yaml
@@ -21,7 +22,8 @@ import yaml
 from dpstream.accounting.errors import UsageError
 from dpstream.accounting.facts import UNBOUNDED
 from dpstream.accounting.figures import moment_of, time_text, up
-from dpstream.pipelines.connectors.final import final_in, write_final
+from dpstream.pipelines.connectors.final import final_in, require_final, write_final
+from dpstream.pipelines.jobs.job import Job
 from dpstream.pipelines.project.job_section import PublicationSection
 from dpstream.pipelines.render.page import require_own, write_own
 from dpstream.pipelines.report.methodology import methodology
@@ -48,7 +50,7 @@ _CONTEXT = {
 #: How the files begin, and no other file does.
 _MARKS = {
     PAGE: MARK,
-    METHODOLOGY: "<!-- written by dpstream report -->\n",
+    METHODOLOGY: "<!-- written by dpstream report ",
     METADATA: '{\n  "@context": {\n    "dpstream": "urn:dpstream:",',
     DEPLOYMENT: "# written by dpstream report\n",
 }
@@ -109,20 +111,28 @@ def publish(report: Report, page: Callable[[Sequence[str]], str], folder: Path) 
     }
     with file_errors(FLAG, "cannot be written"):
         make_folder(folder)
-    for name, mark in _MARKS.items():
+    tables = ["final.parquet", "final.csv"]
+    for name, mark in (_MARKS | {METHODOLOGY: _mark(job)}).items():
         require_own(folder / name, mark, FLAG)
+    for name in tables:
+        require_final(folder / name, FLAG)
     if not lacking and not report.stamps:
         texts[DEPLOYMENT] = _deployment(report, facts, publication, folder / DEPLOYMENT)
     else:  # an earlier one may state what no longer holds
         with file_errors(FLAG, "cannot be replaced"):
             (folder / DEPLOYMENT).unlink(missing_ok=True)
-    tables = ["final.parquet", "final.csv"]
     for name in tables:
         write_final(final_in(job, sink), job, folder / name, FLAG)
     names = [*tables, *texts]
     for name, text in (texts | {PAGE: page(names)}).items():
+        # All files of the folder are this job's, so any of them may be replaced.
         write_own(folder / name, text, _MARKS[name], option=FLAG)
     return Published([PAGE, *names], lacking)
+
+
+def _mark(job: Job) -> str:
+    """How the methodology of a job begins: a folder has the publication of one job."""
+    return f"{_MARKS[METHODOLOGY]}{quote(job.name)} -->\n"
 
 
 def _guarantee(facts: dict[str, Any]) -> str:
@@ -149,7 +159,7 @@ def _lifetime(facts: dict[str, Any]) -> str:
 def _methodology(report: Report, facts: dict[str, Any], publication: PublicationSection) -> str:
     """The methodology as Markdown: the text of the page, then the exact figures."""
     lines = [
-        _MARKS[METHODOLOGY],  # then the title on one line, without marks of HTML
+        _mark(report.job),  # then the title on one line, without marks of HTML
         "# Methodology: " + " ".join(publication.title.split()).replace("<", "&lt;"),
         "",
     ]

@@ -394,7 +394,7 @@ def first_and_last(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 def meaning(aggregate: Aggregate) -> str:
     """Return the meaning of a published column as text."""
     if aggregate.column is None or aggregate.bounds is None:
-        return {"count": "count of records", "units": "count of units"}[aggregate.kind]
+        return {"count": "number of records", "units": "each counted once"}[aggregate.kind]
     low, high = (human(bound) for bound in aggregate.bounds)
     return f"{aggregate.kind} of {aggregate.column}, bounded to {low} … {high}"
 

@@ -74,7 +74,7 @@ sink = {{ kind = "parquet", path = "releases/{job}" }}
 
 [job.{job}.publication]
 title = "Example: sales by {key}"
-description = "What a sample of 2,469 households bought in 2017: how many of them, and for how much."
+description = "What a sample of 2,469 households bought in 2017: how many, for how much."
 purpose = "Shows what a publication of dpstream looks like; not an official statistic."
 publisher = "The dpstream project"
 contact = "https://github.com/dpstream/dpstream"

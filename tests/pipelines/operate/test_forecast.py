@@ -18,6 +18,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.account_view import view
 from dpstream.pipelines.operate.forecast import forecast
 from dpstream.pipelines.project.project import load_project
+from dpstream.pipelines.render.account import forecast_text
 from dpstream.pipelines.stream.begin import begin
 from dpstream.state import open as stores
 from tests.pipelines.cli.called import call, printed
@@ -140,3 +141,4 @@ def test_the_page_and_the_table(tmp_path: Path) -> None:
     # Where a job has too many runs before the date, the forecast ends sooner, and says when.
     many = foreseen(file, micros(2026 + 2000))
     assert len(many["runs"]) <= 101 and many["until"] < "2200"
+    assert f"{many['until']}, not {many['asked_until']}" in forecast_text(many)

@@ -142,7 +142,18 @@ def test_no_other_file_is_replaced(job: Job, tmp_path: Path, name: str) -> None:
         job.path.write_text(job.path.read_text() + MORE)
     code, text = publish(job, out)
     assert code == 2 and "is another file" in text
-    assert (out / name).read_text() == "mine\n"
+    assert (out / name).read_text() == "mine\n" and [*out.iterdir()] == [out / name]
+
+
+def test_a_folder_has_the_publication_of_one_job(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "public"
+    assert publish(job, out)[0] == 0
+    old = {path.name: path.read_bytes() for path in out.iterdir()}
+    page = out / publication.METHODOLOGY  # as another job has written it
+    other = page.read_bytes().replace(b"report daily", b"report other")
+    page.write_bytes(other)
+    assert publish(job, out)[0] == 2
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == old | {page.name: other}
 
 
 def test_cut_off_each_file_is_an_old_or_a_new_one(job: Job, tmp_path: Path) -> None:

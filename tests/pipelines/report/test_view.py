@@ -149,7 +149,7 @@ def test_panels_of_one_page_have_the_same_times() -> None:
 
 def test_what_columns_mean(make_job: Callable[..., Job]) -> None:
     count, total = make_job().plan.aggregates
-    assert meaning(count) == "count of records"
+    assert meaning(count) == "number of records"
     assert meaning(total) == "sum of value, bounded to 0 … 10"
 
 
