@@ -356,6 +356,12 @@ def _check_node(node: exp.Expr) -> None:
     zone = node.args.get("zone")  # DuckDB fails on one that it does not know, also under TRY
     names = _zones() if zone is not None and isinstance(node, exp.AtTimeZone) else {"UTC"}
     require(zone is None or (zone.is_string and zone.name in names), "time-zone", node)
+    if isinstance(node, exp.WindowSpec | exp.Lag | exp.Lead):  # DuckDB fails on a row's number
+        reach = [node.args.get(part) for part in ("start", "end", "offset")]
+        numbers = [part for part in reach if isinstance(part, exp.Expr)]
+        literal = all(isinstance(n, exp.Literal) and n.is_int and len(n.name) < 10 for n in numbers)
+        by_rows = node.text("kind").upper() != "RANGE"
+        require(literal and (by_rows or not numbers), "window-frame", node)
     if isinstance(node, exp.Query):  # `ownership` says where a query can be a value
         require(not isinstance(node.parent, exp.Limit | exp.Offset), "limit", node)
 

@@ -19,9 +19,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 
 from dpstream.accounting.errors import instance
+from dpstream.pipelines.statements.dialect import DpSql
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.statement import Group, PrivateSelect, Statement
 
@@ -67,8 +68,14 @@ def canonical_form(statement: Statement) -> Canonical:
 
 
 def sql(node: exp.Expr | None) -> str | None:
-    """Return the text of an expression, without comments and white space."""
-    return None if node is None else node.sql("bigquery", comments=False)
+    """Return the text of an expression, without comments and white space.
+
+    Raises:
+        UnsupportedError: the text would leave out a part of the expression.
+    """
+    if node is None:
+        return None
+    return str(node.sql(DpSql, comments=False, unsupported_level=ErrorLevel.RAISE))
 
 
 def group_text(group: Group) -> str:

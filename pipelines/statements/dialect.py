@@ -186,6 +186,9 @@ def _options_sql(generator: Any, node: exp.Expr) -> str:
 class DpGenerator(BigQueryGenerator):
     """Writes the constructs that `DpParser` reads."""
 
+    #: BigQuery refuses NULLS LAST in some windows; without it two questions would have one text.
+    NULL_ORDERING_SUPPORTED = True
+
     TRANSFORMS: ClassVar = {
         **BigQueryGenerator.TRANSFORMS,
         PrivacyOptions: _options_sql,

@@ -282,6 +282,10 @@ RULES: dict[str, Rule] = {
         "has a window without the ORDER BY that decides its value",
         "write OVER (PARTITION BY unit ORDER BY column)",
     ),
+    "window-frame": Rule(
+        "has a window whose size or default a row could make fail",
+        "write ROWS and LAG with numbers of rows, and a default of the value's type, not NUMERIC",
+    ),
     "window-sum": Rule(
         "adds numbers with fractions in a window, whose sum depends on their order",
         "add whole numbers, or write SUM in a subquery that groups by the unit",

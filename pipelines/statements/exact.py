@@ -17,6 +17,7 @@ from dpstream.pipelines.tables.catalog import Catalog, Table
 #: Types whose equality cannot fail: DuckDB casts one of two decimals, which can.
 _EQUATED = GROUPABLE - set(DECIMALS)
 _COMPUTED = (exp.Window, exp.AggFunc)
+_ZEROS = (exp.Min, exp.Max, exp.Count)
 #: Nodes that cannot fail.
 _PLAIN = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Try, exp.Star)
 
@@ -113,11 +114,22 @@ def _window(node: exp.Expr, name: str) -> tuple[exp.Expr, exp.Expr]:
     column."""
     window, order = node.copy(), node.args.get("order")
     keys = [key.this for key in window.args["order"].expressions] if order is not None else []
-    parts = (window.this.args.get(part) for part in ("this", "default"))
-    for operand in (*parts, *(window.args.get("partition_by") or ()), *keys):
-        if isinstance(operand, exp.Expr) and not isinstance(operand, exp.Star):
-            operand.replace(tried(operand.copy()))
+    call, default = window.this, window.this.args.get("default")
+    value = call.this.expressions[0] if isinstance(call.this, exp.Distinct) else call.this
+    kind = None if value is None else type_of(value)
+    for part in (value, *(window.args.get("partition_by") or ()), *keys):
+        if isinstance(part, exp.Expr) and not isinstance(part, exp.Star):
+            new = tried(part.copy())
+            zeros = part is value and kind in FLOATS and isinstance(call, _ZEROS)
+            part.replace(_one_zero(new) if zeros else new)
+    if default is not None:  # DuckDB casts it to the type of the value, which can fail
+        default.replace(tried(default.copy(), kind))
     return window, _above(name, node)
+
+
+def _one_zero(node: exp.Expr) -> exp.Expr:
+    """-0.0 and 0.0 are equal: which of them comes first would depend on the order."""
+    return exp.Add(this=node, expression=exp.Literal.number(0))
 
 
 def _above(name: str, expression: exp.Expr) -> exp.Expr:
@@ -159,8 +171,7 @@ def _collected(node: exp.Expr, name: str) -> tuple[exp.Expr, exp.Expr]:
     if isinstance(node, exp.Min | exp.Max) and (
         type_of(value) is None or type_of(value) in (*FLOATS, exp.DType.UNKNOWN)
     ):
-        # -0.0 and 0.0 are equal: which of them comes first would depend on the order.
-        call = exp.Add(this=call, expression=exp.Literal.number(0))
+        call = _one_zero(call)
     return call, above
 
 

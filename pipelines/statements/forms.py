@@ -104,6 +104,16 @@ def _compared(node: exp.Expr) -> exp.Expr:
     return named(form, sides)
 
 
+def order_keys(node: exp.Ordered) -> list[exp.Expr]:
+    """Return the keys of a window that one key is: DuckDB's NaN is above all numbers, not below."""
+    key, down = node.this, not node.args.get("desc")
+    if type_of(key) not in (*FLOATS, exp.DType.UNKNOWN, None):
+        return [node]
+    null = exp.Paren(this=exp.Is(this=key.copy(), expression=exp.Null()))
+    first = exp.Ordered(this=null, desc=bool(node.args.get("nulls_first")), nulls_first=True)
+    return [first, exp.Ordered(this=exp.IsNan(this=key.copy()), desc=down, nulls_first=True), node]
+
+
 def _unlike(a: str, b: str, *floats: bool) -> str:
     """Whether one of two names, of which some are floats, is NaN and the other is there."""
     sides = [pair for pair, is_float in zip(((a, b), (b, a)), floats, strict=True) if is_float]

@@ -38,7 +38,8 @@ shard.  An accepted relation is local; by induction over its operators:
   in A + B.  Each value is a function of that multiset and of the row: ranks are by the order that
   is written, and where a value depends on which of two rows comes first, the order goes on with all
   columns of the relation, floats also by their text (-0.0 equals 0.0), so that rows which still
-  tie are the same row twice.  Sums are of covers numbers, whose order changes nothing.
+  tie are the same row twice.  Sums are of whole numbers, whose order changes nothing.  How far a
+  frame or LAG reaches is a literal: of a column it could be a number that DuckDB fails on.
 * *Public relation.*  Made of public tables only, or of nothing (SELECT without FROM): a constant.
 
 Everything else is refused: LIMIT, OFFSET and samples (which rows stay depends on other units),
@@ -60,7 +61,7 @@ from sqlglot import exp
 from dpstream.accounting.errors import instance
 from dpstream.pipelines.statements.allowed import AGGREGATES, PLACED, require, unknown_column
 from dpstream.pipelines.statements.dialect import Private
-from dpstream.pipelines.statements.forms import type_of
+from dpstream.pipelines.statements.forms import is_literal, order_keys, type_of
 from dpstream.pipelines.tables.catalog import Table, Tables
 
 #: A column of a scope: (name of the relation, name of the column).
@@ -555,8 +556,12 @@ def _check_window(node: exp.Window, scope: Scope, last: bool) -> None:
     require(order is not None or not (spec or isinstance(call, PLACED)), "window-order", node)
     if isinstance(call, _AGGREGATES):
         _check_aggregate(call)
+    by_rows = spec is not None and spec.text("kind").upper() == "ROWS"
+    kind, default = call.this and type_of(call.this), call.args.get("default")
+    like = default is None or is_literal(default) or type_of(default) in (kind, exp.DType.NULL)
+    require(default is None or (like and kind != exp.DType.DECIMAL), "window-frame", node)
     keys = list[exp.Expr]() if order is None else list(order.expressions)
-    if order is not None and (isinstance(call, PLACED) or spec is not None):
+    if order is not None and (isinstance(call, PLACED) or by_rows):
         for name, relation in scope.sources.items():
             for column_name, column in relation.columns.items():
                 key = exp.column(column_name, table=name, quoted=True)
@@ -564,19 +569,11 @@ def _check_window(node: exp.Window, scope: Scope, last: bool) -> None:
                 keys.append(exp.Ordered(this=key, nulls_first=True))
                 if column.type not in GROUPABLE:
                     text = exp.Cast(this=key.copy(), to=exp.DataType(this=exp.DType.TEXT))
+                    text.type = exp.DataType(this=exp.DType.TEXT)
                     keys.append(exp.Ordered(this=text, nulls_first=True))
-    if order is not None:
-        order.set("expressions", [key for ordered in keys for key in _order_keys(ordered)])
-
-
-def _order_keys(node: exp.Ordered) -> list[exp.Expr]:
-    """Return the keys of one key: GoogleSQL's NaN is below all numbers, DuckDB's above."""
-    key, down = node.this, not node.args.get("desc")
-    if type_of(key) in GROUPABLE or isinstance(key, exp.Cast):
-        return [node]
-    null = exp.Paren(this=exp.Is(this=key.copy(), expression=exp.Null()))
-    first = exp.Ordered(this=null, desc=bool(node.args.get("nulls_first")), nulls_first=True)
-    return [first, exp.Ordered(this=exp.IsNan(this=key.copy()), desc=down, nulls_first=True), node]
+    if order is not None and "total" not in order.meta:  # a subquery is checked where it is moved
+        order.meta["total"] = True
+        order.set("expressions", [key for ordered in keys for key in order_keys(ordered)])
 
 
 def _check_aggregate(node: exp.Expr) -> None:

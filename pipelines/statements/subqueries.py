@@ -68,7 +68,8 @@ class _Joins:
 
     def __init__(self, select: exp.Select, validator: Validator) -> None:
         self._select, self._validator = select, validator
-        self._names = {part.this.alias_or_name for part in _sources(select)}
+        # Of the whole tree: a subquery may name a relation around it.
+        self._names = {name.name for name in select.root().find_all(exp.Identifier)}
 
     def write(self, private: bool) -> None:
         """Write them as joins."""

@@ -42,6 +42,29 @@ FORMS: list[tuple[str, str, str]] = [
     ("SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY n ROWS BETWEEN 1 PRECEDING AND CURRENT "
      "ROW) AS v FROM visits",
      "SELECT uid, COUNT(*) OVER (PARTITION BY uid, seconds) AS v FROM visits", "group-type"),
+    ("SELECT uid, LAG(n, 2, 0) OVER (PARTITION BY uid ORDER BY seconds) AS v FROM visits",
+     "SELECT uid, LAG(n, n) OVER (PARTITION BY uid ORDER BY seconds) AS v FROM visits",
+     "window-frame"),
+    ("SELECT uid, LEAD(n, 1, n) OVER (PARTITION BY uid ORDER BY seconds) AS v FROM visits",
+     "SELECT uid, LEAD(n, 1, page) OVER (PARTITION BY uid ORDER BY seconds) AS v FROM visits",
+     "window-frame"),
+    ("SELECT uid, LENGTH(CAST(LAG(cost, 1) OVER (PARTITION BY uid ORDER BY n) AS STRING)) AS v "
+     "FROM visits",
+     "SELECT uid, LENGTH(CAST(LAG(cost, 1, CAST(seconds AS NUMERIC)) OVER (PARTITION BY uid ORDER "
+     "BY n) AS STRING)) AS v FROM visits", "window-frame"),
+    ("SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY n ROWS BETWEEN 2 PRECEDING AND 1 "
+     "FOLLOWING) AS v FROM visits",
+     "SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY n ROWS BETWEEN n PRECEDING AND CURRENT "
+     "ROW) AS v FROM visits",
+     "window-frame"),
+    ("SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY n RANGE BETWEEN CURRENT ROW AND "
+     "UNBOUNDED FOLLOWING) AS v FROM visits",
+     "SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY n RANGE BETWEEN CURRENT ROW AND 1 "
+     "FOLLOWING) AS v FROM visits", "window-frame"),
+    ("SELECT uid, age AS v FROM users WHERE uid IN (SELECT uid FROM (SELECT uid, ROW_NUMBER() OVER "
+     "(PARTITION BY uid ORDER BY seconds) AS k FROM visits) AS r WHERE k = 2)",
+     "SELECT uid, age AS v FROM users WHERE uid IN (SELECT uid FROM (SELECT uid, RANK() OVER "
+     "(ORDER BY seconds) AS k FROM visits) AS r WHERE k = 2)", "window"),
     # Subqueries in expressions.
     ("SELECT uid, age AS v FROM users AS u WHERE EXISTS (SELECT 1 FROM visits AS w WHERE w.uid = "
      "u.uid AND w.n > 1)",

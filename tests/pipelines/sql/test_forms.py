@@ -55,6 +55,22 @@ RELATIONS = [
     ("SELECT uid, CAST(SUM(n) OVER (PARTITION BY uid) AS INT64) AS v FROM visits WHERE n < 9",
      "SELECT uid, s AS v FROM visits JOIN (SELECT uid, SUM(n) AS s FROM visits WHERE n < 9 "
      "GROUP BY uid) USING (uid) WHERE n < 9"),
+    ("SELECT uid, COUNT(*) OVER (PARTITION BY uid ORDER BY page RANGE BETWEEN UNBOUNDED PRECEDING "
+     "AND CURRENT ROW) AS v FROM visits",
+     "SELECT uid, (SELECT COUNT(*) FROM visits AS b WHERE b.uid = a.uid AND (b.page IS NULL OR "
+     "b.page <= a.page)) AS v FROM visits AS a"),
+    ("SELECT uid, COUNT(DISTINCT seconds * 0) OVER (PARTITION BY uid) AS v FROM visits WHERE "
+     "ABS(seconds) < 9",
+     "SELECT uid, 1 AS v FROM visits WHERE ABS(seconds) < 9"),  # -0.0 equals 0.0
+    ("SELECT uid, DENSE_RANK() OVER (PARTITION BY uid ORDER BY CAST(CAST(seconds AS STRING) AS "
+     "FLOAT64)) AS v FROM visits",
+     "SELECT a.uid, (SELECT COUNT(DISTINCT b.k) FROM keyed AS b WHERE b.uid = a.uid AND b.k <= a.k)"
+     " AS v FROM keyed AS a"),
+    ("SELECT a.uid, a.age AS v FROM users AS a JOIN (SELECT uid, n AS k0 FROM visits) AS s0_ ON "
+     "a.uid = s0_.uid WHERE EXISTS (SELECT 1 FROM visits AS w WHERE w.uid = a.uid AND w.n = s0_.k0 "
+     "AND w.page IN (SELECT dept FROM depts))",
+     "SELECT a.uid, a.age AS v FROM users AS a JOIN visits AS b ON a.uid = b.uid WHERE b.n IN "
+     "(SELECT w.n FROM visits AS w JOIN depts ON page = dept WHERE w.uid = a.uid)"),
     ("SELECT uid, x AS v FROM visits, UNNEST([1, 2]) AS x WHERE n IN UNNEST([1, 2, 3])",
      "SELECT uid, 1 AS v FROM visits WHERE n IN (1, 2, 3) UNION ALL SELECT uid, 2 FROM visits "
      "WHERE n IN (1, 2, 3)"),
@@ -90,6 +106,7 @@ def test_rows_are_those_of_duckdb(relation: str, own: str) -> None:
     "LAG(n) OVER (PARTITION BY uid ORDER BY flag)", "LEAD(n) OVER (PARTITION BY uid ORDER BY day)",
     "FIRST_VALUE(n) OVER (PARTITION BY uid ORDER BY flag DESC)",
     "n * ROW_NUMBER() OVER (PARTITION BY uid ORDER BY day)",
+    "LENGTH(CAST(MIN(seconds * 0) OVER (PARTITION BY uid) AS STRING))",
 ])  # fmt: skip
 def test_ties_of_a_window_are_broken_by_the_row(window: str) -> None:
     """Not by the order in which a file, or a shard with others' rows, has them."""
@@ -178,6 +195,22 @@ def test_spellings_are_one_question(one: str, other: str) -> None:
     options = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9) "
     digests = {question_of(options + text, _CATALOG).digest for text in (one, other)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("call", ["RANK()", "LAG(n)", "SUM(n)", "COUNT(*)"])
+@pytest.mark.parametrize("frame", ["", " ROWS 3 PRECEDING", " RANGE UNBOUNDED PRECEDING"])
+def test_orders_of_a_window_are_questions_of_their_own(call: str, frame: str) -> None:
+    """What is computed decides the identity: NULLS LAST is nothing that the text may leave out."""
+    digests = {
+        question_of(
+            "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1, delta = 1e-9) COUNTIF(v > 2) "
+            f"AS k FROM (SELECT uid, {call} OVER (PARTITION BY uid ORDER BY day {order}{frame}) AS "
+            "v FROM visits)",
+            _CATALOG,
+        ).digest
+        for order in ("", "NULLS LAST", "DESC", "DESC NULLS FIRST")
+    }
+    assert len(digests) == 4
 
 
 _PUBLIC = "epsilon = 2, max_groups_contributed = 12, group_selection_strategy = PUBLIC_GROUPS"
