@@ -172,6 +172,7 @@ def final(job: Chosen, out: Path | None, as_json: bool) -> None:
     It spends no budget. If the sink is files, `dpstream run` writes the table at the end of each
     run or pass. Type this command for a stream without end, and for other sinks.
     """
+    from dpstream.pipelines.connectors.final import FINAL
     from dpstream.pipelines.operate.state_admin import final as write
     from dpstream.pipelines.render.page import ending_of
 
@@ -179,8 +180,7 @@ def final(job: Chosen, out: Path | None, as_json: bool) -> None:
         ending_of(out, RELEASE_KINDS)
     checked = load_job(job)
     folder, kind = checked.sink.folder, checked.sink.file_kind
-    default = f"{checked.name}.final.{kind}" if folder is None else folder / f"_final.{kind}"
-    out = out or Path(default)
+    out = out or Path(folder or "", f"{FINAL if folder else f'{checked.name}.final'}.{kind}")
     rows = write(checked, out)
     print_figures(as_json, {"rows": rows, "out": str(out)}, f"{count(rows, 'row')} in {out}")
 

@@ -240,9 +240,12 @@ def opened_store(job: "Job") -> Iterator["Store | None"]:
 
 
 def abandoned_before(job: "Job") -> int:
-    """Return the first window that a job's run has not abandoned; 0: it has abandoned none."""
+    """Return the first window that a job's run has not abandoned, at most how many windows the job
+    has; 0: it has abandoned none.
+    """
     with opened_store(job) as store:
-        return 0 if store is None else store.retained_windows.abandoned
+        window = 0 if store is None else store.retained_windows.abandoned
+    return window if job.plan.timeline.end is None else min(window, job.plan.timeline.windows)
 
 
 def stored_passes(job: "Job") -> Passes | None:

@@ -365,7 +365,7 @@ def _check_section(section: JobSection, source: Source, unit: str | None) -> Non
     if section.publication is not None:
         columns = {part if isinstance(part, str) else part.column for part in section.key}
         columns |= {*section.aggregate, *((unit,) if unit else ())}
-        for name in section.publication.labels.keys() - columns:
+        for name in sorted(section.publication.labels.keys() - columns):
             raise UsageError(
                 f"publication.labels.{name}",
                 "labels no column that is published, nor the unit's",

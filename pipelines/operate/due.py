@@ -85,8 +85,7 @@ def due_at(job: Job, instant: int) -> Due:
     last = None if timeline.end is None else timeline.last_trigger_time
     through = passed if last is None else min(passed, last)
     out, overdue, complete = _published(job), list[Overdue](), through
-    given_up = abandoned_before(job)
-    abandoned = list[str]()
+    given_up, abandoned = abandoned_before(job), list[str]()
     for time in range(1, through + 1):
         for window in timeline.windows_at(time):
             if (window, time - timeline.base(window)) in out:

@@ -110,6 +110,7 @@ def forecast(project: Project, data_set: str | None, now: int, until: int) -> di
         "limit": {"epsilon": filters.epsilon, "delta": filters.delta},
         "until": _day(until),
         "asked_until": _day(asked_until),
+        "most_runs": _MOST,
         "runs": rows,
         "other_charges": sum(charge.kind != "stream" for charge in account.charges),
         "refused": refused,

@@ -206,8 +206,8 @@ def forecast_text(figures: dict[str, Any]) -> str:
             command = f"dpstream account limit {figures['data_set']}"
             fix = f"Fix: `{command} --epsilon {epsilon} --delta {delta}`"
         lines += labelled("Limit ends", f"{job} cannot begin on {stop['begins']}", fix)
-    end = figures["asked_until"]
-    sooner = "" if end == figures["until"] else f", not {end}: a job has 100 runs by then"
+    end, most = figures["asked_until"], figures["most_runs"]
+    sooner = "" if end == figures["until"] else f", not {end}: a job has {most} runs by then"
     lines += [
         *labelled(
             "Until", f"{figures['until']}{sooner}: one person {person_text(figures['person'])}"

@@ -193,15 +193,12 @@ def flink(options: PipelineOptions, flags: Sequence[str]) -> list[str]:
             "can stop a run for good: the clock and a stage would wait for each other",
             "leave it out",
         )
+    named = options.view_as(GoogleCloudOptions).job_name
     return [
         *more,
         NO_PACKAGE_LIST,
         # On a cluster it is cancelled by its name.
-        *(
-            []
-            if local
-            else [f"--job_name={unique_job_name(options.view_as(GoogleCloudOptions).job_name)}"]
-        ),
+        *([] if local else [f"--job_name={unique_job_name(named)}"]),
         *([] if portable.environment_type else [f"--environment_type={place}"]),
         *_unless(flags, "checkpointing_interval", "1000"),
         "--finish_bundle_before_checkpointing",
