@@ -20,6 +20,8 @@ from dpstream.state.ledger.open import AccountPlace, open_ledger, read_history
 
 if TYPE_CHECKING:
     from dpstream.dp_transforms.noise.secret_source import SecretSource
+    from dpstream.pipelines.ask.question import Covering
+    from dpstream.pipelines.ask.sequence import Keys
     from dpstream.pipelines.jobs.job import Job
 
 
@@ -28,13 +30,15 @@ class Request(NamedTuple):
 
     Attributes:
         charge: what the question costs, if it was not charged before.
-        fingerprint: computes the keyed digest by which the account recognises the question; so
-            the secret is read, and one that cannot be read is a refusal, as it is for the command;
-            ``None``: the question is never free.
+        keys: computes the digests by which the account recognises the question; so the secret is
+            read, and one that cannot be read is a refusal, as it is for the command; ``None``: the
+            question is never free.
+        covering: decides which other answers have its figures; ``None``: none has.
     """
 
     charge: Charge
-    fingerprint: Callable[[], str] | None = None
+    keys: "Callable[[], Keys] | None" = None
+    covering: "Covering | None" = None
 
 
 def request_for(
@@ -42,6 +46,7 @@ def request_for(
     identity: Callable[[], Sequence[bytes]],
     secret: "SecretSource | None",
     as_of: str,
+    covering: "Covering | None" = None,
 ) -> Request:
     """Return a question as the account would receive it.
 
@@ -49,16 +54,17 @@ def request_for(
         identity: returns the question's identity (`ask.question.Question`).
         secret: of the data set; ``None``, or one that is not given: a refusal.
         as_of: the label of the state of the data.
+        covering: see `Request`.
     """
 
-    def fingerprint() -> str:
-        from dpstream.pipelines.ask.sequence import request_of  # loads cryptography
+    def keys() -> "Keys":
+        from dpstream.pipelines.ask.sequence import keys_of  # loads cryptography
 
         parts, source = identity(), given_secret(secret)
         with source.ring() as ring:
-            return request_of(charge.kind, parts, ring, as_of)
+            return keys_of(charge.kind, parts, ring, as_of, covering)
 
-    return Request(charge, fingerprint)
+    return Request(charge, keys, covering)
 
 
 def given_secret(secret: "SecretSource | None") -> "SecretSource":
@@ -189,12 +195,14 @@ def requests_acceptance(
         account_state = read_history(place)
         charged = {charge.plan_hash for charge in account_state.charges}
         unpaid, continued, committed = dict[str, Charge](), None, len(requests) > 0
-        for charge, fingerprint in requests:
-            run, digest = None, None if fingerprint is None else fingerprint()
-            if digest is not None and charge.plan_hash in charged:
+        for charge, keys_of_request, covering in requests:
+            run, keys = None, None if keys_of_request is None else keys_of_request()
+            if keys is not None and (charge.plan_hash in charged or (covering and charged)):
+                from dpstream.pipelines.ask.sequence import free_run  # loads cryptography
+
                 with contextlib.closing(open_ledger(place, looking=True)) as ledger:
                     register = AnswerLog(ledger, charge.kind)
-                    run = register.continued(digest, fresh)
+                    run = free_run(register, keys, fresh, covering)
                     committed &= run is not None and register.read(run) is not None
             continued = run or continued
             if run is None:  # the same question twice in a command is charged once

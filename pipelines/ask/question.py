@@ -29,6 +29,23 @@ class Asking(NamedTuple):
 ONCE = Asking()
 
 
+class Covering(Protocol):
+    """Whether the stored answer of another question answers this one, at no charge.
+
+    The decision is made from public parts and from the account: of answers that have the same
+    figures at no wider an interval, the first one that was charged is given, so that a question
+    that is repeated gets the same bytes again.
+    """
+
+    @property
+    def families(self) -> Sequence[Sequence[bytes]]:
+        """Canonical parts that a question shares with others: with all whose figures can be the
+        same; then with more of them, whose answers a plan offers for computing on."""
+
+    def covers(self, charge: "Charge", receipt: bytes) -> bool:
+        """Return whether an answer of the first family has the figures of this question."""
+
+
 class Question(Protocol):
     """A question that is asked once.
 

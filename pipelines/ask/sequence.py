@@ -30,17 +30,21 @@ repeated question depends on whether a row changed meanwhile; ``fresh`` is a new
 that changes *while* it is read is refused by its stamp, because the answer would describe no state
 of the data; asking again continues that charge.
 
+**What is known is free.**  A question that is not in the account is answered by the first stored
+answer that has its figures at no wider an interval (`ask.question.Covering`); ``fresh`` asks anew.
+
 **Two processes that ask at once** get one charge, and read the one committed receipt.
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
-from dpstream.pipelines.ask.question import ONCE, Asking, Question
+from dpstream.pipelines.ask.question import ONCE, Asking, Covering, Question
 from dpstream.state.ledger.contract import Answer, AnswerLog, Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
@@ -71,23 +75,30 @@ def ask(
     return answer
 
 
-def answered(question: Question, ledger: Ledger, ring: KeyRing, how: Asking = ONCE) -> Answer:
+def answered(
+    question: Question,
+    ledger: Ledger,
+    ring: KeyRing,
+    how: Asking = ONCE,
+    covering: Covering | None = None,
+) -> Answer:
     """Return the answer of a question, which is not delivered yet (steps 1 to 4 of the module).
 
     Args:
         ledger: the account of the data set, whose limit applies.
         ring: the key ring of the data set's secret.
+        covering: decides which other answers have its figures; ``None``: none has.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
     """
     register = AnswerLog(ledger, question.kind)
-    request = request_of(question.kind, question.identity, ring, how.as_of)
-    run_id = register.continued(request, how.fresh)
+    keys = keys_of(question.kind, question.identity, ring, how.as_of, covering)
+    run_id = free_run(register, keys, how.fresh, covering)
     answer, charged = None if run_id is None else register.read(run_id), False
     if answer is None:
         question.check(ring)
-        begun = register.begin(request, question.decide, how.fresh)
+        begun = register.begin(keys.request, question.decide, how.fresh, keys.families)
         if begun.receipt is None:
             register.commit(begun.run_id, drawn(question, begun.charge, ring))
         answer, charged = _read(register, begun.run_id), begun.charged
@@ -109,6 +120,45 @@ def ask_uncharged(question: Question, ring: KeyRing | None = None) -> bytes:
     with _thrown_away() if ring is None else contextlib.nullcontext(ring) as used:
         question.check(used)
         return drawn(question, question.decide(new_run_id(), History()).charge, used)
+
+
+class Keys(NamedTuple):
+    """The keyed digests by which an account recognises a question.
+
+    Attributes:
+        request: of the question itself (`request_of`).
+        families: of what it shares with others (`ask.question.Covering`).
+    """
+
+    request: str
+    families: Sequence[str] = ()
+
+
+def keys_of(
+    kind: ChargeKind,
+    identity: Sequence[bytes],
+    ring: KeyRing,
+    as_of: str = "",
+    covering: Covering | None = None,
+) -> Keys:
+    """Return the digests of a question; arguments and errors are those of `request_of`."""
+    families = () if covering is None else covering.families
+    alike = ([b"alike %d" % at, *parts] for at, parts in enumerate(families))
+    return Keys(
+        request_of(kind, identity, ring, as_of),
+        [request_of(kind, parts, ring, as_of) for parts in alike],
+    )
+
+
+def free_run(register: AnswerLog, keys: Keys, fresh: bool, covering: Covering | None) -> str | None:
+    """Return the run id whose answer a question gets at no charge; ``None``: it is charged."""
+    run_id = register.continued(keys.request, fresh)
+    if run_id is not None or fresh or covering is None:
+        return run_id
+    alike = register.alike(keys.families[0])
+    return next(
+        (charge.run_id for charge, receipt in alike if covering.covers(charge, receipt)), None
+    )
 
 
 def request_of(kind: ChargeKind, identity: Sequence[bytes], ring: KeyRing, as_of: str = "") -> str:

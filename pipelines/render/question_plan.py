@@ -31,6 +31,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         statement = [
             *_accuracy(one["cost"], one["families"], one["columns"], selections, "group"),
             *each("Warning", one["warnings"]),
+            *(line for offer in one["offers"] for line in _offer(offer)),
             "Plan",
             *(f"  {line}" for line in one["plan"].splitlines()),
         ]
@@ -40,6 +41,12 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         "Together", f"epsilon {up(together['epsilon'])} at delta {up(together['delta'])}"
     )
     return page(lines)
+
+
+def _offer(offer: dict[str, Any]) -> list[str]:
+    """Return a free statement about a stored answer, and how its figures differ."""
+    first = f"another figure, from the answer of {offer['answered']}: {offer['differs']}"
+    return labelled("Free", first, offer["statement"])
 
 
 def question_text(plan: dict[str, Any]) -> str:

@@ -20,14 +20,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
 import pyarrow as pa
 
 from dpstream.accounting.errors import DpstreamError, PolicyError, RunError
 from dpstream.accounting.places import FILE_KINDS
 from dpstream.accounting.query.bounds import not_estimated
 from dpstream.accounting.query.grids import grids_of
-from dpstream.accounting.query.plan import GROUPS
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
 from dpstream.pipelines.ask import sequence
@@ -35,6 +33,7 @@ from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.runners.bounded import Runner
+from dpstream.pipelines.sql.covering import CoveringAnswers, figures_for
 from dpstream.pipelines.sql.query_plan import (
     Question,
     named_tables,
@@ -46,7 +45,6 @@ from dpstream.pipelines.sql.receipt import (
     Header,
     SqlAnswer,
     presented,
-    read,
     widths_of_means,
 )
 from dpstream.pipelines.sql.stage import (
@@ -202,7 +200,8 @@ def ask_each(
     ):
         for question in questions:
             statement = StatementQuestion(question, catalog, source, shards, runner)
-            answer = sequence.answered(statement, ledger, keys, how)
+            covering = CoveringAnswers(question, catalog)
+            answer = sequence.answered(statement, ledger, keys, how, covering)
             show(_presented(question, catalog, answer, insecure))
             run_ids.add(answer.run_id)
         AnswerLog(ledger, question.kind).deliver(run_ids)
@@ -228,7 +227,7 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
     Raises:
         RunError: the outer query fails, or a public table changed meanwhile.
     """
-    header, rows = read(answer.receipt)
+    header, rows = figures_for(question, answer.receipt, catalog)
     try:
         rows = _outer_rows(question, catalog, rows)
     except DpstreamError as error:
@@ -241,7 +240,8 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
         reports = {f.name: f.report for f in question.statement.functions if f.report}
         by_column = widths_of_means(question.plan, header)
         widths = {label: w for c, w in by_column.items() for label in question.columns[c]}
-        return presented(answer, _labelled(header, question), rows, reports, insecure, widths)
+        labelled = header.renamed({column: names[0] for column, names in question.columns.items()})
+        return presented(answer, labelled, rows, reports, insecure, widths)
     raise failed
 
 
@@ -257,22 +257,6 @@ def _outer_rows(question: Question, catalog: Catalog, released: pa.Table) -> pa.
             "wait until the public tables are at rest",
         )
     return rows
-
-
-def _labelled(header: Header, question: Question) -> Header:
-    """Return a header with a statement's labels in place of the canonical names."""
-    labels = {column: names[0] for column, names in question.columns.items()}
-    named = {GROUPS: GROUPS, "groups": "groups"}
-    for column, label in labels.items():
-        named[column] = label
-        named |= {f"{of} of {column}": f"{of} of {label}" for of in ("bounds", "rows")}
-    return msgspec.structs.replace(
-        header,
-        bounds={labels[c]: header.bounds[c] for c in labels if c in header.bounds},
-        nulls=tuple(labels[c] for c in labels if c in header.nulls),
-        cuts={named[name]: header.cuts[name] for name in named if name in header.cuts},
-        not_estimated=tuple(named[name] for name in named if name in header.not_estimated),
-    )
 
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
@@ -336,4 +320,5 @@ def _header(question: Question, charge: Charge, answered: StageAnswer) -> Header
         not_estimated=not_estimated(
             question.plan, answered.cuts.keys() | nulls, bool(question.select.groups)
         ),
+        statement=question.statement.text,
     )

@@ -27,17 +27,22 @@ from dpstream.pipelines.ask.acceptance import (
     room_of,
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.sequence import keys_of
 from dpstream.pipelines.sql.ask import identity_of, inputs_of
+from dpstream.pipelines.sql.covering import CoveringAnswers, Offer, offers
 from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one, tables_read
 from dpstream.pipelines.statements.allowed import tokens_of
 from dpstream.pipelines.statements.errors import position_in
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.registration import require_fitting
+from dpstream.state.ledger.contract import AnswerLog
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
-from dpstream.state.ledger.open import read_history
+from dpstream.state.ledger.open import open_ledger, read_history
 
 _EXPLAIN = "EXPLAIN"
+#: Offers that a plan shows.
+_MOST_OFFERS = 2
 
 
 def split(text: str) -> list[str]:
@@ -81,6 +86,7 @@ class Explained(NamedTuple):
         warnings: about what its guarantee promises.
         selection: thresholds, as there; ``None`` if no groups are selected.
         families: each family of noise that it can use, as in `families.Families.described`.
+        offers: free statements about stored answers (`covering.Offer`); the last few.
     """
 
     plan: str
@@ -89,6 +95,7 @@ class Explained(NamedTuple):
     warnings: list[str]
     selection: dict[str, float] | None
     families: list[dict[str, Any]]
+    offers: list[Offer]
 
 
 class Explanation(NamedTuple):
@@ -130,7 +137,7 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         names = set[str]().union(*(inputs_of(question, catalog) for question in questions))
         acceptance = acceptance.unless(lambda: require_fitting(catalog, names, unpacked=False))
     return Explanation(
-        [_explained(one, catalog) for one in decided],
+        [_explained(one, catalog, how.as_of) for one in decided],
         {"epsilon": alone, "delta": delta},
         acceptance,
     )
@@ -169,10 +176,27 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
 
 
 def _request(question: Question, charge: Charge, catalog: Catalog, as_of: str) -> Request:
-    return request_for(charge, lambda: identity_of(question, catalog), catalog.secret, as_of)
+    covering = CoveringAnswers(question, catalog)
+    return request_for(
+        charge, lambda: identity_of(question, catalog), catalog.secret, as_of, covering
+    )
 
 
-def _explained(decided: _Decided, catalog: Catalog) -> Explained:
+def _offers(question: Question, catalog: Catalog, as_of: str) -> list[Offer]:
+    covering = CoveringAnswers(question, catalog)
+    with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
+        account = read_history(catalog.ledger)
+        if account.charges:
+            identity = identity_of(question, catalog)
+            with catalog.secret.ring() as ring:
+                keys = keys_of(question.kind, identity, ring, as_of, covering)
+            with contextlib.closing(open_ledger(catalog.ledger, looking=True)) as ledger:
+                answers = AnswerLog(ledger, question.kind).alike(keys.families[1])
+            return list(offers(question, catalog, answers))[-_MOST_OFFERS:]
+    return []
+
+
+def _explained(decided: _Decided, catalog: Catalog, as_of: str) -> Explained:
     question, charge, room = decided
     query: exp.Select = stage_one(
         question.per_column, catalog, grids_of(question.gridded.sketched())
@@ -190,7 +214,9 @@ def _explained(decided: _Decided, catalog: Catalog) -> Explained:
         if (time := catalog.tables[name].reading.time) and time.zone
         if catalog.tables[name].columns[time.column] == "TIMESTAMP"
     ]
-    return Explained(text, columns, cost, warnings, selections[0] if selections else None, families)
+    selection = selections[0] if selections else None
+    free = _offers(question, catalog, as_of)
+    return Explained(text, columns, cost, warnings, selection, families, free)
 
 
 def _label(columns: list[dict[str, Any]], labels: dict[str, list[str]]) -> None:
@@ -204,7 +230,10 @@ def _label(columns: list[dict[str, Any]], labels: dict[str, list[str]]) -> None:
 def as_builtins(explanation: Explanation) -> dict[str, Any]:
     """Return the explanation as values for JSON."""
     out = explanation._asdict()
-    out["statements"] = [one._asdict() for one in explanation.statements]
+    out["statements"] = [
+        {**one._asdict(), "offers": [offer._asdict() for offer in one.offers]}
+        for one in explanation.statements
+    ]
     out["acceptance"] = explanation.acceptance.as_dict()
     out["warnings"] = list(explanation.acceptance.warnings)
     return dict(msgspec.to_builtins(out))

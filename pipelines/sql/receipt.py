@@ -10,7 +10,7 @@ import pyarrow as pa
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.figures import guarantee_pair
 from dpstream.accounting.query.bounds import Cut
-from dpstream.accounting.query.plan import QueryPlan
+from dpstream.accounting.query.plan import GROUPS, QueryPlan
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
@@ -33,6 +33,7 @@ class Header(receipt.Header, frozen=True, kw_only=True):
         cuts: private estimates of what chosen bounds leave out, by what was chosen: a function, its
             rows, or groups.
         not_estimated: bounds that were given, for which there is no estimate.
+        statement: the private SELECT, as it was written first; empty: it was no statement.
     """
 
     epsilon: float
@@ -43,6 +44,20 @@ class Header(receipt.Header, frozen=True, kw_only=True):
     nulls: tuple[str, ...] = ()
     cuts: dict[str, Cut] = msgspec.field(default_factory=dict)
     not_estimated: tuple[str, ...] = ()
+    statement: str = ""
+
+    def renamed(self, names: Mapping[str, str]) -> "Header":
+        """Return the same header with other names of columns; columns without one are left out."""
+        cuts = {**names, GROUPS: GROUPS, "groups": "groups"}
+        for column, name in names.items():
+            cuts |= {f"{of} of {column}": f"{of} of {name}" for of in ("bounds", "rows")}
+        return msgspec.structs.replace(
+            self,
+            bounds={names[c]: pair for c, pair in self.bounds.items() if c in names},
+            nulls=tuple(names[c] for c in self.nulls if c in names),
+            cuts={cuts[c]: cut for c, cut in self.cuts.items() if c in cuts},
+            not_estimated=tuple(cuts[c] for c in self.not_estimated if c in cuts),
+        )
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from dpstream.accounting.fields import FieldType, KindName
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.pipelines.formats.receipt import LABELS
 from dpstream.pipelines.statements.allowed import AGGREGATES, inlined, parsed, qualified, require
-from dpstream.pipelines.statements.dialect import ANONYMIZED, PrivacyOptions, Private
+from dpstream.pipelines.statements.dialect import ANONYMIZED, DpSql, PrivacyOptions, Private
 from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.forms import type_of
 from dpstream.pipelines.statements.functions import (
@@ -199,9 +199,11 @@ class Statement(PrivateSelect, frozen=True):
     Attributes:
         outer: a query over the table ``released`` (the groups' and functions' names are its
             columns) and public tables, to be run on the answer.
+        text: the private SELECT alone, without WITH and views; a statement of its own.
     """
 
     outer: exp.Query
+    text: str
 
 
 #: A form that nobody foresaw has no proof, and the library's texts quote the statement.
@@ -237,6 +239,7 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """Return `statement_of` without its handling of this program's own errors."""
     tree, cores = _private_selects(text, catalog)
+    private = cores[0].sql(DpSql, comments=False)
     for one in cores:
         _group_distinct(one)
     core = cores[0]
@@ -273,7 +276,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
         one.replace(outer.copy())
     _check_outer(tree, catalog, released)
     _check_reports(tree, functions)
-    return Statement(options, source, unit, released.groups, functions, public, tree)
+    return Statement(options, source, unit, released.groups, functions, public, tree, private)
 
 
 def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[exp.Select]]:

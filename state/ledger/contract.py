@@ -264,18 +264,20 @@ class AnswerLog:
     """
 
     def __init__(self, ledger: Ledger, kind: ChargeKind) -> None:
-        self._ledger, self._kind = ledger, kind
+        self._ledger, self.kind = ledger, kind
 
     def begin(
         self,
         request: str,
         decide: Callable[[str, History], Decision],
         fresh: bool = False,
+        alike: Sequence[str] = (),
     ) -> Begun:
         """Charge a request in one transaction, unless it was charged before.
 
         Args:
             request: keyed digest of the question.
+            alike: keyed digests of what it shares with other questions.
             decide: returns the charge of a new run id, given all charges before it; called in the
                 transaction, perhaps several times.
             fresh: charge it again if it was answered and delivered; otherwise it continues.
@@ -292,7 +294,7 @@ class AnswerLog:
                 answer = self._committed(run_id)
                 return Begun(run_id, charge, False, None if answer is None else answer.receipt)
             charge, receipt = decide(new_run_id(), account)
-            if charge.kind != self._kind or charge.epoch:
+            if charge.kind != self.kind or charge.epoch:
                 raise InvariantError("the charge must be of the question's kind")
             if account.find(charge.name) is not None:
                 raise PolicyError(
@@ -300,7 +302,7 @@ class AnswerLog:
                 )
             [charge] = account.check([charge])
             charge = self._ledger.append_charge(charge)
-            self._ledger.add_request(charge.run_id, request)
+            self._ledger.add_request(charge.run_id, request, alike)
             if fresh:
                 self._ledger.add_token(_undelivered(charge.run_id), "fresh", None)
             if receipt is not None:
@@ -349,10 +351,22 @@ class AnswerLog:
         If ``fresh`` charged it several times: the run without a receipt, or else the last one.
         Charges that a recovery closed are ignored.
         """
-        closed, answered = self._ledger.history().closed, self._ledger.requests_alike(request)
-        usable = [run for run in answered if run not in closed and self._is_of_kind(run)]
-        usable.sort(key=lambda run: not answered[run])  # stable: the order of charges
-        return usable[-1] if usable else None
+        usable = self._usable(request)
+        runs = sorted(usable, key=lambda run: not usable[run])  # stable: the order of charges
+        return runs[-1] if runs else None
+
+    def alike(self, name: str) -> list[tuple[Charge, bytes]]:
+        """Return charge and receipt of each answered question that shares what a digest names, in
+        the order of the charges.
+        """
+        answers = [self._committed(run) for run, answered in self._usable(name).items() if answered]
+        history = self._ledger.history()
+        return [(_charged(history.find(a.run_id)), a.receipt) for a in answers if a is not None]
+
+    def _usable(self, request: str) -> dict[str, bool]:
+        """Return the runs of a request that are not closed, and whether each has a receipt."""
+        closed, runs = self._ledger.history().closed, self._ledger.requests_alike(request)
+        return {r: runs[r] for r in runs if r not in closed and self._is_of_kind(r)}
 
     def commit(self, run_id: str, receipt: bytes) -> None:
         """Commit the receipt of a charged request, unless it already has one.
@@ -405,7 +419,7 @@ class AnswerLog:
 
     def _is_of_kind(self, run_id: str) -> bool:
         """Return whether a run was charged for a request of this kind."""
-        return _charged(self._ledger.history().find(run_id)).kind == self._kind
+        return _charged(self._ledger.history().find(run_id)).kind == self.kind
 
     def _digest(self, run_id: str, content: bytes) -> str:
         """Return a digest that binds a receipt to its entry, and so to the chain."""

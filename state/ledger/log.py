@@ -133,11 +133,15 @@ class TokensChanged(_Change, frozen=True, tag="tokens"):
 
 
 class RequestAdded(_Change, frozen=True, tag="request"):
-    """The request of a run that was charged, and the name of an empty blob that the format has."""
+    """The request of a run that was charged, and the name of an empty blob that the format has.
+
+    ``alike`` are keyed digests of what it shares with other questions (`ask.question.Covering`).
+    """
 
     run_id: str
     request: str
     blob: str
+    alike: tuple[str, ...] = ()
 
 
 class ReceiptAdded(_Change, frozen=True, tag="answer"):
@@ -165,7 +169,7 @@ class State:
         history: the events.
         tokens: the tokens of each run.
         requests: each request and its receipt, by the run that was charged.
-        runs: the runs of each fingerprint of a request, in order.
+        runs: the runs of each request, and of what requests share, in order.
     """
 
     def __init__(self) -> None:
@@ -204,9 +208,10 @@ class State:
         match change:
             case TokensChanged(run_id, tokens):
                 self.tokens[run_id] = tokens
-            case RequestAdded(run_id, request):
+            case RequestAdded(run_id, request, _, alike):
                 self.requests[run_id] = (change, None)
-                self.runs[request] = [*self.runs.get(request, ()), run_id]
+                for name in (request, *alike):
+                    self.runs[name] = [*self.runs.get(name, ()), run_id]
             case ReceiptAdded(run_id):
                 self.requests[run_id] = (self.requests[run_id][0], change)
             case _:
@@ -375,16 +380,16 @@ class Log:
             return self._stored(*state.requests[run_id]) if run_id in state.requests else None
 
     def requests_alike(self, request: str) -> dict[str, bool]:
-        """Return the runs of a request in the order of their charges, and whether each has a
-        receipt; no receipt is read.
+        """Return the runs of a request, or of what requests share, in the order of their charges,
+        and whether each has a receipt; no receipt is read.
         """
         with self._present() as state:
             runs = state.runs.get(request, ())
             return {run: state.requests[run][1] is not None for run in runs}
 
-    def add_request(self, run_id: str, request: str) -> None:
+    def add_request(self, run_id: str, request: str, alike: Sequence[str] = ()) -> None:
         """Add a request without a receipt, in a transaction."""
-        self._change(RequestAdded(run_id, request, self._add_blob(b"")))
+        self._change(RequestAdded(run_id, request, self._add_blob(b""), tuple(alike)))
 
     def unanswered(self) -> list[str]:
         """Return the runs whose request has no receipt, including closed ones."""

@@ -17,7 +17,7 @@ import contextlib
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -411,9 +411,10 @@ class TwoTransactions(Asker):
         request: str,
         decide: Callable[[str, History], Decision],
         fresh: bool = False,
+        alike: Sequence[str] = (),
     ) -> Begun:
         if self.find(request) is not None:
-            return super().begin(request, decide, fresh)
+            return super().begin(request, decide, fresh, alike)
         charge = decide("", History()).charge
         self._ledger.charge(charge)
         with self._ledger.transaction():
