@@ -12,18 +12,21 @@ records; more, if few units have many records.  The figures depend on the plan a
 numbers only, so they are public.
 """
 
+import contextlib
 import math
 from typing import Any
 
+import msgspec
+
 from dpstream.accounting.aggregates import kind_of
-from dpstream.accounting.budget.allocation import Budget
-from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.budget.allocation import Budget, allocate
+from dpstream.accounting.errors import DpstreamError, PolicyError
 from dpstream.accounting.fields import Aggregate, job_field
 from dpstream.accounting.figures import exact
 from dpstream.accounting.guarantee import describe
 from dpstream.accounting.plan.plan import Plan
 from dpstream.accounting.strength import weaknesses
-from dpstream.accounting.tuning.reference import SHAPE, expected_keys
+from dpstream.accounting.tuning.reference import FACTORS, SHAPE, expected_keys
 from dpstream.accounting.tuning.starred import starred
 from dpstream.accounting.weights import SelectionWeights
 
@@ -55,7 +58,8 @@ def outlook(
         job: the job's own plan, of which a new run could change fields; default: ``plan``.
 
     Returns:
-        ``appears``, ``exact`` (by column and size), ``shares``, ``helps_most`` (fields of the job
+        ``appears``, ``exact`` (by column and size), ``by_epsilon`` (the same sd of each column at
+        other epsilons of the same plan), ``shares``, ``helps_most`` (fields of the job
         with which the same figures of the same records have the best noise, ``keys`` and ``noise``
         over the job's; ``None``: the job's own are the best), ``reference`` in words.
     """
@@ -63,6 +67,7 @@ def outlook(
     return {
         "appears": _appears(plan, budget, figures, units, keys),
         "exact": _exact(plan, figures),
+        "by_epsilon": _by_epsilon(plan),
         "shares": _shares(figures) | {"law": figures["split"]["law"]},
         "helps_most": _helps_most(job or plan),
         "reference": SHAPE,
@@ -139,6 +144,19 @@ def _exact(plan: Plan, figures: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for aggregate, column in zip(plan.aggregates, figures["columns"], strict=True)
     ]
+
+
+def _by_epsilon(plan: Plan) -> list[dict[str, Any]]:
+    """sd at a window's last release at other epsilons; without those that no noise fits."""
+    rows = list[dict[str, Any]]()
+    for factor in FACTORS:
+        privacy = msgspec.structs.replace(plan.privacy, epsilon=factor * plan.privacy.epsilon)
+        other = msgspec.structs.replace(plan, privacy=privacy)
+        with contextlib.suppress(DpstreamError):
+            columns = describe(other, allocate(other))["columns"]
+            sds = {a.name: c["sd_final"] for a, c in zip(plan.aggregates, columns, strict=True)}
+            rows.append({"epsilon": privacy.epsilon, "sd": sds})
+    return rows
 
 
 def _of_size(aggregate: Aggregate, sd: float, size: int) -> dict[str, float]:

@@ -161,6 +161,8 @@ def _above(bound: Float64, most: int, scale: float) -> Float64:
     return np.asarray(np.where(least > 0, upper, 1 - upper))
 
 
+#: Epsilons that a table of errors compares, over a plan's own.
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Sizes of the reference keys and the exponent of their density.
 SIZES = np.geomspace(1, 1e6, 400)
 DENSITY = -1.7

@@ -47,6 +47,7 @@ def summary_text(
         "",
         *_appears(plan, sections["appears"]),
         *_exact(sections["exact"]),
+        *_by_epsilon(sections["by_epsilon"]),
         *_shares(sections["shares"]),
         "",
         *_helps_most(sections["helps_most"]),
@@ -225,6 +226,14 @@ def _exact(rows: list[dict[str, Any]]) -> list[str]:
         cells = "".join(f"{error:>22}" for error in errors)
         lines += labelled("", f"{row['name']:<{wide}}{cells} {row['of']}".rstrip())
     return lines
+
+
+def _by_epsilon(rows: list[dict[str, Any]]) -> list[str]:
+    lines = list[str]()
+    for row in rows:
+        noise = ", ".join(f"{name} ±{human(sd)}" for name, sd in row["sd"].items())
+        lines.append(f"{row['epsilon']:<8.4g} {noise}")
+    return labelled("Epsilon", "noise (sd) at a window's end with", *lines) if lines else []
 
 
 def _shares(shares: dict[str, Any]) -> list[str]:

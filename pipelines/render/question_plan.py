@@ -30,6 +30,7 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         selections = [] if one["selection"] is None else [one["selection"]]
         statement = [
             *_accuracy(one["cost"], one["families"], one["columns"], selections, "group"),
+            *_by_epsilon(one["by_epsilon"]),
             *each("Warning", one["warnings"]),
             *(line for offer in one["offers"] for line in _offer(offer)),
             "Plan",
@@ -41,6 +42,20 @@ def explanation_text(explanation: dict[str, Any]) -> str:
         "Together", f"epsilon {up(together['epsilon'])} at delta {up(together['delta'])}"
     )
     return page(lines)
+
+
+def _by_epsilon(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the half-widths of 95% intervals at several epsilons as a table."""
+    lines = list[str]()
+    for row in rows if any(row["columns"] for row in rows) else ():
+        cells = [
+            f"{column['name']} {_OF[part['what']]} ±{human(part['within'])}"
+            + ("" if part["times"] is None else f" times {part['times']}")
+            for column in row["columns"]
+            for part in column["parts"]
+        ]
+        lines.append(f"{row['epsilon']:<8.4g} {'; '.join(cells)}")
+    return labelled("Epsilon", *lines) if lines else []
 
 
 def _offer(offer: dict[str, Any]) -> list[str]:

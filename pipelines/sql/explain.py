@@ -86,6 +86,7 @@ class Explained(NamedTuple):
         warnings: about what its guarantee promises.
         selection: thresholds, as there; ``None`` if no groups are selected.
         families: each family of noise that it can use, as in `families.Families.described`.
+        by_epsilon: the noise of each column at other epsilons (`query.accuracy.by_epsilon`).
         offers: free statements about stored answers (`covering.Offer`); the last few.
     """
 
@@ -95,6 +96,7 @@ class Explained(NamedTuple):
     warnings: list[str]
     selection: dict[str, float] | None
     families: list[dict[str, Any]]
+    by_epsilon: list[dict[str, Any]]
     offers: list[Offer]
 
 
@@ -203,7 +205,8 @@ def _explained(decided: _Decided, catalog: Catalog, as_of: str) -> Explained:
     )
     columns, selections = outlook(question.gridded)
     families = question.families.described(question.gridded, room)
-    for each in (columns, *(family["columns"] for family in families)):
+    others = list(question.by_epsilon(catalog))
+    for each in (columns, *(row["columns"] for row in (*families, *others))):
         _label(each, question.columns)
     cost = {key: getattr(charge, key) for key in ("epsilon", "delta", "mu", "threshold_delta")}
     text = query.sql("duckdb", pretty=True, comments=False)
@@ -216,7 +219,7 @@ def _explained(decided: _Decided, catalog: Catalog, as_of: str) -> Explained:
     ]
     selection = selections[0] if selections else None
     free = _offers(question, catalog, as_of)
-    return Explained(text, columns, cost, warnings, selection, families, free)
+    return Explained(text, columns, cost, warnings, selection, families, others, free)
 
 
 def _label(columns: list[dict[str, Any]], labels: dict[str, list[str]]) -> None:

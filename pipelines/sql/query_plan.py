@@ -50,27 +50,30 @@ how many groups one unit has, and how long a query runs, are not.
 catalog's types; time zone UTC.
 """
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlglot import exp
 
 from dpstream.accounting.places import COLUMNAR
+from dpstream.accounting.query.accuracy import by_epsilon, least
 from dpstream.accounting.query.calibration import cost_of
 from dpstream.accounting.query.families import Families, families_of
 from dpstream.accounting.query.grids import Gridded, grid_of
-from dpstream.accounting.query.plan import QueryColumn, QueryPlan
+from dpstream.accounting.query.plan import Family, Mechanism, QueryColumn, QueryPlan
 from dpstream.pipelines.statements.canonical import (
     canonical_form,
     function_text,
     group_text,
     sql,
 )
+from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
 from dpstream.pipelines.statements.forms import duckdb, type_of
-from dpstream.pipelines.statements.functions import Function
+from dpstream.pipelines.statements.functions import Function, Options
 from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.ledger.events import Charge, ChargeKind
@@ -130,6 +133,12 @@ class Question(NamedTuple):
             labels.setdefault(column, []).append(function.name)
         return labels
 
+    def by_epsilon(self, catalog: Catalog) -> Sequence[dict[str, Any]]:
+        """Return the errors of its columns at other epsilons (`query.accuracy.by_epsilon`)."""
+        at = functools.partial(_families, self.per_column, _declares_types(self.select, catalog))
+        mechanism: Family = self.plan.mechanism if self.plan.mechanism != "auto" else "gaussian"
+        return by_epsilon(at, self.plan.epsilon, mechanism)
+
     def charge(self, catalog: Catalog, run_id: str) -> Charge:
         """Return the charge of one run."""
         cost = cost_of(self.plan)
@@ -149,12 +158,51 @@ def question_of(text: str, catalog: Catalog) -> Question:
     select, names = canonical_form(statement)
     distinct, outputs = _shared(select)
     typed = _declares_types(select, catalog)
-    families = families_of(lambda bits: _plan(distinct, bits, typed), select.options.optimise)
+    at = functools.partial(_families, distinct, typed)
+    options = _exact_enough(statement, names, at)
+    select, distinct = (msgspec.structs.replace(one, options=options) for one in (select, distinct))
+    families = at(options.epsilon, options.mechanism)
     tables = catalog.digest(tables_read(select, catalog))
     parts = [canonical(select), tables, families.digest]
     named = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"dpstream-sql-ask")
     parts_of_question = statement, select, names, distinct, families, families.taken(), outputs
     return Question(*parts_of_question, named.hexdigest())
+
+
+def _exact_enough(
+    statement: Statement, names: Mapping[str, str], at: Callable[[float], Families]
+) -> Options:
+    """Return a statement's options with the epsilon that its largest intervals determine.
+
+    Raises:
+        DpstreamError: no epsilon reaches them.
+    """
+    options, limits = statement.options, dict[str, float]()
+    for function in statement.functions:
+        counts = function.kind in ("count", "units")
+        within = function.within or (options.within if counts else None)
+        if within is not None:
+            name = names[function.name]
+            limits[name] = min(within, limits.get(name, within))
+    if not limits:
+        return options
+    exactness = least(at, limits)
+    if exactness is None:
+        raise refusal("within-reach")
+    epsilon, mechanism = exactness
+    return msgspec.structs.replace(options, epsilon=epsilon, mechanism=mechanism)
+
+
+def _families(
+    select: PrivateSelect, typed: bool, epsilon: float, mechanism: Mechanism | None = None
+) -> Families:
+    """Return a private part with an epsilon in each of its families."""
+    options = select.options
+    options = msgspec.structs.replace(
+        options, epsilon=epsilon, mechanism=mechanism or options.mechanism
+    )
+    stated = msgspec.structs.replace(select, options=options)
+    return families_of(lambda bits: _plan(stated, bits, typed), options.optimise)
 
 
 def canonical(select: PrivateSelect) -> str:

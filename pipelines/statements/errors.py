@@ -83,6 +83,19 @@ RULES: dict[str, Rule] = {
     "option-unknown": Rule("has an option that is not known", "leave it out"),
     "option-twice": Rule("gives an option twice", "give it once"),
     "epsilon": Rule("needs epsilon, a number above 0 and at most 1000", "write epsilon = 1"),
+    "within": Rule(
+        "needs within, a number above 0, in place of epsilon, where it has a COUNT; or within => W "
+        "in a COUNT or a SUM",
+        "write OPTIONS(within = 50, delta = 1e-9), or SUM(x, contribution_bounds_per_group => "
+        "(0, 9), within => 50)",
+    ),
+    "within-bounds": Rule(
+        "gives within to a function whose bounds the rows decide, or to neither a COUNT nor a SUM",
+        "write COUNT(*, contribution_bounds_per_group => (0, 9)), or epsilon",
+    ),
+    "within-reach": Rule(
+        "asks for an interval that no epsilon below 1000 reaches", "write a larger within"
+    ),
     "delta": Rule("needs delta, a number above 0 and below 1", "write delta = 1e-9"),
     "large-delta": Rule(
         f"has a delta that {TOO_LARGE}", fix_of("allow_large_delta = TRUE"), privacy=True

@@ -3,8 +3,9 @@
 Numbers in a statement are literals only, so that they are public and known before a run.
 
 **Options**, with every range checked.  Two have no default on purpose: epsilon and, where the
-answer has groups, ``max_groups_contributed`` (any default would be wrong for most data).  Left out,
-the others mean:
+answer has groups, ``max_groups_contributed`` (any default would be wrong for most data).  In place
+of epsilon ``within`` is the largest half-width of the 95% interval of each COUNT, as an argument
+that of one COUNT or SUM; epsilon is then the least that reaches it.  Left out, the others mean:
 
 * ``max_rows_contributed``: 5 rows of a unit in a group, of those functions that need rows
   (AVG per row, VAR, STDDEV, quantiles);
@@ -28,7 +29,7 @@ VAR and STDDEV are those of the population.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -59,6 +60,7 @@ _OPTIONS = {
     "mechanism",
     "allow_large_delta",
     "optimise",
+    "within",
 }
 #: Older names of options.
 _OLDER = {"kappa": "max_groups_contributed"}
@@ -161,13 +163,15 @@ class Options(msgspec.Struct, frozen=True):
     """The privacy options of a statement.
 
     Attributes:
-        epsilon, delta: of the whole statement.
+        epsilon, delta: of the whole statement; epsilon is 0 where ``within`` determines it.
         groups: max_groups_contributed, kappa; rows: max_rows_contributed.
         unit_column: as written in the statement, ``None`` if it was left out.
         norm: contribution_norm of all functions that have none of their own.
         selection: how the groups that are shown are found; without GROUP BY none are.
         min_units: least number of units of a group that is shown.
         mechanism: family of the noise; optimise: how ``auto`` compares.
+        within: the largest half-width of the interval of each count; ``None``: only functions
+            state theirs, or epsilon is given.
     """
 
     epsilon: float
@@ -180,40 +184,36 @@ class Options(msgspec.Struct, frozen=True):
     selection: Selection = "thresholds"
     min_units: int = 1
     optimise: Optimise = "limit"
+    within: float | None = None
 
 
 def options_of(
-    node: exp.Expr, grouped: bool, normed: bool, defaults: Mapping[str, float]
+    node: exp.Expr, grouped: bool, arguments: Collection[str], defaults: Mapping[str, float]
 ) -> Options:
     """Return the options of a `dialect.PrivacyOptions`.
 
     Args:
         node: the parsed expression.
         grouped: the SELECT has GROUP BY.
-        normed: whether its functions have norms of their own.
+        arguments: names of arguments that its functions have.
         defaults: the data set's, of what is left out.
 
     Raises:
         DpstreamError: one is missing, not known or out of range.
     """
-    given: dict[str, exp.Expr] = {}
-    for option in node.expressions:
-        name = _OLDER.get(option.name, option.name)
-        require(name not in given, "option-twice", option)
-        if name not in _OPTIONS:
-            raise refusal("option-unknown", position(option), name, _OPTIONS)
-        given[name] = option.expression
-    written = set(given)
-    for name in defaults.keys() - written:
-        limited = grouped and not (normed or "contribution_norm" in written)
-        if limited or name != "max_groups_contributed":
-            given[name] = exp.Literal.number(defaults[name])
+    given, written = _given(node, grouped, arguments, defaults)
 
     def at(name: str) -> exp.Expr:
         return given[name] if name in written else node
 
     epsilon, delta = number(given.get("epsilon")), number(given.get("delta"))
-    require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at("epsilon"))
+    within = number(given.get("within"))
+    usable = within is not None and within > 0 and has_usable_size(within)
+    require("within" not in written or usable, "within", at("within"))
+    if "within" in {*arguments, *written}:
+        require("epsilon" not in written, "within", at("epsilon"))
+    else:
+        require(epsilon is not None and 0 < epsilon <= MAX_EPSILON, "epsilon", at("epsilon"))
     mechanism = _word(given.get("mechanism"), "AUTO")
     require(mechanism in _MECHANISMS, "mechanism", at("mechanism"))
     optimise = _word(given.get("optimise"), "LIMIT")
@@ -245,7 +245,7 @@ def options_of(
     return Options(
         epsilon or 0.0,
         delta or 0.0,
-        _groups(node, given, grouped, normed or norm is not None),
+        _groups(node, given, grouped, norm is not None or "contribution_norm" in arguments),
         rows or DEFAULT_ROWS,
         column and ".".join(part.lower() for part in (column.table, column.name) if part),
         norm,
@@ -253,7 +253,29 @@ def options_of(
         "public_groups" if public else "thresholds",
         units or 1,
         _OPTIMISE[optimise],
+        within,
     )
+
+
+def _given(
+    node: exp.Expr, grouped: bool, arguments: Collection[str], defaults: Mapping[str, float]
+) -> tuple[dict[str, exp.Expr], set[str]]:
+    """Return the options with their defaults, and the names of those that are written."""
+    given: dict[str, exp.Expr] = {}
+    for option in node.expressions:
+        name = _OLDER.get(option.name, option.name)
+        require(name not in given, "option-twice", option)
+        if name not in _OPTIONS:
+            raise refusal("option-unknown", position(option), name, _OPTIONS)
+        given[name] = option.expression
+    written = set(given)
+    limited = grouped and not {"contribution_norm"} & {*arguments, *written}
+    by_accuracy = "within" in {*arguments, *written}
+    for name in defaults.keys() - written:
+        no_use = {"max_groups_contributed": not limited, "epsilon": by_accuracy}
+        if not no_use.get(name):
+            given[name] = exp.Literal.number(defaults[name])
+    return given, written
 
 
 def _groups(node: exp.Expr, given: dict[str, exp.Expr], grouped: bool, normed: bool) -> int:
@@ -285,6 +307,7 @@ class Function(msgspec.Struct, frozen=True):
         at: the quantiles, from 0 to 1, in the order asked.
         norm: contribution_norm of its own.
         many: whether the answer is a list of all of ``at`` (APPROX_QUANTILES), not one number.
+        within: the largest half-width of its interval, where that determines epsilon.
     """
 
     name: str
@@ -297,6 +320,12 @@ class Function(msgspec.Struct, frozen=True):
     at: tuple[float, ...] = ()
     norm: float | None = None
     many: bool = False
+    within: float | None = None
+
+    @property
+    def has_fixed_noise(self) -> bool:
+        """Whether the plan alone determines its interval."""
+        return self.kind == "units" or (self.kind in ("count", "sum") and self.low is not None)
 
 
 def private_form(node: exp.Expr) -> Private:
@@ -333,7 +362,7 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     called = called.removeprefix("ANON_")
     bounds: list[tuple[tuple[float, float] | None, Per]] = []
     report: Report = ""
-    norm, plain = None, []
+    norm, within, plain = None, None, []
     for given in call.expressions:
         part = given
         while isinstance(part, Clamped | WithReport):
@@ -351,6 +380,9 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
             require(norm is None, "norm", node)
             norm = number(part.expression)
             require(norm is not None and norm > 0 and has_usable_size(norm), "norm", node)
+        elif part.name.lower() == "within":
+            within = number(part.expression)
+            require(within is not None and within > 0 and has_usable_size(within), "within", node)
         else:
             bounds.append((pair(part.expression), _per(part, kind)))
     needed = 1 if kind != "quantiles" or called in _FIXED else 2
@@ -364,7 +396,7 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     if argument is _UNITS:
         # A unit adds 1, which such bounds leave as it is.
         require(all(b is not None and b[0] <= 1 <= b[1] for b, _ in bounds), "bounds", node)
-        return Function(name, "units", None, report=report, norm=norm)
+        return Function(name, "units", None, report=report, norm=norm, within=within)
     low, high, per = None, None, _default(kind)
     if bounds and bounds[0][0] is not None:
         (low, high), per = bounds[0][0], bounds[0][1]
@@ -372,7 +404,9 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
         require(low == int(low) and high == int(high) > 0, "count-bounds", node)
         low = max(low, 0.0)  # a unit that is in a group has a row there
     many = called in _PARTS
-    return Function(name, kind, argument, low, high, per, report, at, norm, many)
+    function = Function(name, kind, argument, low, high, per, report, at, norm, many, within)
+    require(within is None or function.has_fixed_noise, "within-bounds", node)
+    return function
 
 
 def _report(form: exp.Expr | None, node: exp.Expr) -> Report:
@@ -389,7 +423,7 @@ def _default(kind: Kind) -> Per:
 def _per(node: exp.Expr, kind: Kind) -> Per:
     name = node.name.lower()
     if name not in _BOUNDS:
-        names = (*_BOUNDS, "contribution_norm", "report_format")
+        names = (*_BOUNDS, "contribution_norm", "report_format", "within")
         raise refusal("arguments", position(node), name, names)
     per: Per = "row" if name.endswith("row") else "group"
     fits = per == "row" if kind in _ROWS_ONLY else kind != "count" or per == "group"

@@ -10,7 +10,7 @@ running form, and their sds.  What would be computed from an answer, or would ne
 table, is refused with its place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 from sqlglot import exp
@@ -217,8 +217,8 @@ UNFORESEEN = (
     AttributeError,
     AssertionError,
 )
-#: Options of a private SELECT from its node, whether it groups, whether it has norms, and defaults.
-ReadOptions = Callable[[exp.Expr, bool, bool, Mapping[str, float]], Options]
+#: Options of a private SELECT from its node, whether it groups, its arguments' names, and defaults.
+ReadOptions = Callable[[exp.Expr, bool, Collection[str], Mapping[str, float]], Options]
 
 
 def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
@@ -243,9 +243,9 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     for one in cores:
         _group_distinct(one)
     core = cores[0]
-    normed = any(k.name.lower() == "contribution_norm" for k in core.find_all(exp.Kwarg))
+    arguments = {kwarg.name.lower() for kwarg in core.find_all(exp.Kwarg)}
     grouped_by = core.args.get("group") is not None
-    options = read(core.args["hint"], grouped_by, normed, catalog.defaults)
+    options = read(core.args["hint"], grouped_by, arguments, catalog.defaults)
     for one in cores:
         one.set("hint", None)
         one.meta["private"] = True
@@ -268,6 +268,11 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     released = _Released(core, grouped, scope, selects)
     functions = tuple(released.functions.values())
     _check_norms(options, functions, core)
+    if options.within is not None:
+        counts = {n: f for n, f in released.functions.items() if f.kind in ("count", "units")}
+        require(counts, "within", core.expressions[0])
+        for node, function in counts.items():
+            require(function.has_fixed_noise, "within-bounds", node)
     parts = {part: core.args.get(part) for part in ("from_", "joins", "where")}
     source = exp.Select(**parts).copy()
     outer = released.select(core)
@@ -441,7 +446,7 @@ def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:
 
 
 #: Options that mean nothing, or something else, in a stream.
-_TABLES_ONLY = ("max_groups_contributed", "contribution_norm")
+_TABLES_ONLY = ("max_groups_contributed", "contribution_norm", "within")
 #: Types of group columns, as types of a key.
 KEYS: dict[exp.DType, FieldType] = {
     exp.DType.TEXT: "string",
@@ -454,7 +459,7 @@ KINDS: dict[Kind, KindName] = {"count": "count", "units": "units", "sum": "sum",
 
 
 def stream_options(
-    node: exp.Expr, grouped: bool, normed: bool, defaults: Mapping[str, float]
+    node: exp.Expr, grouped: bool, arguments: Collection[str], defaults: Mapping[str, float]
 ) -> Options:
     """Return the options of a statement that becomes a stream; C is 0 where it is left to the job.
 
@@ -463,8 +468,8 @@ def stream_options(
     """
     for option in node.expressions:
         require(option.name not in _TABLES_ONLY, "stream-option", option)
-    require(not normed, "stream-bounds", node)
-    options = options_of(node, False, False, {})
+    require(not {"contribution_norm", "within"} & set(arguments), "stream-bounds", node)
+    options = options_of(node, False, (), {})
     require(any(option.name == "delta" for option in node.expressions), "delta", node)
     for name, usual in (
         ("mechanism", ("auto", "gaussian")),

@@ -90,7 +90,8 @@ def test_noise_of_chosen_bounds_is_a_multiple() -> None:
     column = COLUMN | {"automatic": True, "null_below": 30, "parts": [part]}
     statement = {
         "plan": "SELECT 1\nFROM t", "columns": [column], "cost": COST, "warnings": [],
-        "selection": None, "families": [],
+        "selection": None, "families": [], "offers": [],
+        "by_epsilon": [{"epsilon": 0.5, "columns": [column]}],
     }  # fmt: skip
     text = explanation_text({
         "acceptance": ACCEPTANCE, "warnings": [], "statements": [statement],
@@ -101,6 +102,7 @@ def test_noise_of_chosen_bounds_is_a_multiple() -> None:
         "  Cost        (1, 1e-09), mu 0.2 per unit",
         "  Noise       n (count): sum sd at most 2, 95% within 4, both times high - low, of the "
         "bounds that the query chooses; NULL if fewer than about 30 units have a value",
+        "  Epsilon     0.5      n sum ±4 times high - low",
         "  Plan",
         "    SELECT 1",
         "    FROM t",

@@ -135,3 +135,27 @@ FORMS: list[tuple[str, str, str]] = [
      "SELECT uid, SUM(n) FILTER (WHERE n > 1) AS v FROM visits GROUP BY page",
      "group-without-unit"),
 ]  # fmt: skip
+
+_WITHIN = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({} FROM users"
+#: Statements that state their error.
+WITHIN = [
+    (_WITHIN.format(good), _WITHIN.format(bad), rule)
+    for good, bad, rule in (
+        ("within = 40) COUNT(DISTINCT uid)", "within = 40, epsilon = 1) COUNT(DISTINCT uid)",
+         "within"),
+        ("within = 1) COUNT(DISTINCT uid)", "within = 0) COUNT(DISTINCT uid)", "within"),
+        ("within = 1) COUNT(DISTINCT uid)", "within = -1) COUNT(DISTINCT uid)", "within"),
+        ("within = 1) COUNT(DISTINCT uid)", "within = '1') COUNT(DISTINCT uid)", "within"),
+        ("epsilon = 1) SUM(age, contribution_bounds_per_group => (0, 9))",
+         "within = 4) SUM(age, contribution_bounds_per_group => (0, 9))", "within"),
+        ("delta = 1e-9) COUNT(DISTINCT uid, within => 4)",
+         "delta = 1e-9) COUNT(DISTINCT uid, within => 'x')", "within"),
+        ("within = 40) COUNT(*, contribution_bounds_per_group => (0, 9))",
+         "within = 40) COUNT(*)", "within-bounds"),
+        ("delta = 1e-9) SUM(age, contribution_bounds_per_group => (0, 9), within => 2)",
+         "delta = 1e-9) SUM(age, within => 2)", "within-bounds"),
+        ("epsilon = 1) AVG(age, contribution_bounds_per_row => (0, 9))",
+         "delta = 1e-9) AVG(age, contribution_bounds_per_row => (0, 9), within => 2)",
+         "within-bounds"),
+    )
+]  # fmt: skip

@@ -9,7 +9,7 @@ import random
 
 import pyarrow as pa
 
-from tests.pipelines.sql.form_pairs import FORMS
+from tests.pipelines.sql.form_pairs import FORMS, WITHIN
 
 OPTIONS = "OPTIONS(epsilon = 1, delta = 1e-9, max_groups_contributed = 3)"
 DP = f"SELECT WITH DIFFERENTIAL_PRIVACY {OPTIONS}"
@@ -434,7 +434,7 @@ STATEMENTS: list[tuple[str, str, str]] = [
 PAIRS = [
     *((around.format(good), around.format(bad), rule) for good, bad, rule in RELATIONS
       for around in AROUND),
-    *STATEMENTS,
+    *STATEMENTS, *WITHIN,
 ]  # fmt: skip
 
 

@@ -331,7 +331,7 @@ def test_every_rule_has_a_pair() -> None:
     used = {rule for _, _, rule in PAIRS}
     assert used - set(RULES) == set()
     ours = {rule for rule in RULES if not rule.startswith("stream-")}  # others: `test_statement`
-    assert ours - used == set()
+    assert ours - used == {"within-reach"}  # of a plan: `sql.test_within`
 
 
 def _off(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
