@@ -257,6 +257,26 @@ def outer(question: Question, engine: Engine, rows: pa.Table) -> pa.Table:
     return engine.run(safe_query(tree))  # type: ignore[arg-type]
 
 
+def passed_on(question: Question, rows: pa.Table) -> pa.Table | None:
+    """Return the rows of an outer query that only names columns; ``None`` if it does more.
+
+    It needs no database, whose start and end are a tenth of a small answer.
+    """
+    outer = question.statement.outer
+    parts = {part for part, value in outer.args.items() if value}
+    columns = {item.alias_or_name: item.unalias() for item in outer.selects}
+    plain = all(isinstance(column, exp.Column) for column in columns.values())
+    if not isinstance(outer, exp.Select) or parts != {"expressions", "from_"} or not plain:
+        return None
+    labelled = _labelled(question, rows)
+    ends = ("", *(f"{MARK}{part}" for part in PARTS))
+    names = {
+        f"{name}{end}": f"{column.name}{end}" for name, column in columns.items() for end in ends
+    }
+    there = {name: of for name, of in names.items() if of in labelled.column_names}
+    return pa.table({name: labelled.column(of) for name, of in there.items()})
+
+
 def _labelled(question: Question, rows: pa.Table) -> pa.Table:
     """Return the released relation with the statement's labels, sorted by its groups."""
     groups = [group.name for group in question.statement.groups]
