@@ -407,7 +407,7 @@ def settled(plan: QueryPlan, design: BoundsDesign, noisy: list[Int64]) -> Settle
             each, estimate = estimates[column.name]
             low, high = (required(b, "the bounds are chosen") for b in (made.low, made.high))
             ends = round(low / column.grid), round(high / column.grid)
-            added = column.kind in _ADDED
+            added = column.kind in _ADDED and not column.distinct
             cuts[each.name] = cut_of(each, estimate, what, ends, column.grid, added)
     groups = plan.groups
     if plan.automatic_groups and GROUPS in chosen:

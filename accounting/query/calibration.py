@@ -237,7 +237,7 @@ def noise_by_bound(plan: QueryPlan, reserved: Mapping[str, float]) -> dict[str, 
         bounds = {"low": 0.0, "high": most} if column.takes_bounds else {}
         columns.append(msgspec.structs.replace(column, **bounds, rows=1))
     budget = allocate_query(msgspec.structs.replace(plan, columns=tuple(columns)), reserved)
-    kinds = ("count", "sum")
+    kinds = ("count", "sum", "distinct")
     first = [noise for noise in reversed(budget.parts) if noise.part.what in kinds]
     return {n.part.column: n.sd / (n.part.most * n.part.unit) for n in first}
 

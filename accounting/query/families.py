@@ -81,6 +81,7 @@ from dpstream.accounting.query.thresholds import Selection
 #: not depend on the bounds.
 _BOUND_FACTORS = {
     ("count", "count"): "high",
+    ("count", "distinct"): "high",
     ("sum", "sum"): "max(|low|, |high|)",
     ("mean", "sum"): "high - low",
     ("var", "sum"): "high - low",

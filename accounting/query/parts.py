@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | ``units`` | count | 1 |
 | ``count`` | count | its rows, at most r; or its count within the bounds |
+| ``count``, distinct | distinct | a table of at most m rows of (group, value), see below |
 | ``sum`` | sum | sum of at most r clamped rows; or its sum, clamped |
 | ``mean`` | sum, count | sum of (x - middle) over at most r rows, and how many; or its average |
 | ``var``, ``stddev`` | sum, square, count | the same, and sum of (x - middle)^2 - centre |
@@ -30,6 +31,12 @@ min(sqrt(n) L, R') in L2, R' = R times what one row adds, and by at most min(n L
 multiplied by one factor f <= 1 with f |counts| <= R (|sums| for a sum), then rounded towards 0,
 which makes no entry larger; and |sum of (x - middle)| <= h count entry by entry, so that the sums'
 norm is at most h R.  Scaled entries are whole numbers of a finer lattice, 2^-refine.
+
+**Distinct values.**  The figure of a group is the number of different values that the units' tables
+have there: the size of a union of sets.  A unit's set is a function of its own rows (``bounded``),
+so that those of others stay as they are when it comes or goes.  The union then changes by values of
+its own set alone, by 0 to m of them, in at most n <= kappa groups: L = m.  A value that the tables
+leave out everywhere is not counted, so that the figure without noise is at most the true number.
 
 **The tree** that all quantiles of a column come from.  A column's range on the grid is cut into at
 most ``LEAVES`` cells (powers of two).  A group's histogram x over the cells is noised as A x + z, A
@@ -158,7 +165,7 @@ def _width(column: QueryColumn) -> int:
     return max(hi - lo + 1, cells_of(column))
 
 
-What = Literal["count", "sum", "square", "tree"]
+What = Literal["count", "sum", "square", "tree", "distinct"]
 #: Lattice bits of scaled vectors whose grid is coarser than 2^-16 of the bounds.
 _REFINED = 16
 #: Relative error allowed for a root and a product.
@@ -173,6 +180,7 @@ _DIVIDED: dict[str, tuple[tuple[What, float], ...]] = {
     "var": (("sum", 0.3), ("square", 0.5), ("count", 0.2)),
     "stddev": (("sum", 0.3), ("square", 0.5), ("count", 0.2)),
     "quantiles": (("tree", 1.0),),
+    "distinct": (("distinct", 1.0),),
 }
 
 
@@ -269,7 +277,7 @@ def centre_of(column: QueryColumn) -> int:
 
 def _parts(plan: QueryPlan, column: QueryColumn, share: float) -> list[QueryPart]:
     norm, parts = plan.norm_of(column), []
-    for what, weight in _DIVIDED[column.kind]:
+    for what, weight in _DIVIDED["distinct" if column.distinct else column.kind]:
         low, high, row = _range(column, what)
         nodes = levels_of(column) if what == "tree" else 1
         most = max(abs(low), abs(high))

@@ -50,6 +50,7 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         norm: R of this column instead of the query's.
         automatic_rows: r is the query's to choose; ``rows`` is what it is where too few units have
             a value to choose by.
+        distinct: a count of the different values that units have in a group, ``high`` of each unit.
     """
 
     name: str
@@ -63,10 +64,18 @@ class QueryColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 1.0
     norm: float | None = None
     automatic_rows: bool = False
+    distinct: bool = False
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether it is computed from a table of rows, not from one sum of each unit."""
+        return self.distinct or self.kind == "quantiles"
 
     @property
     def most_rows(self) -> int:
         """Values of a unit in one group: r, or one of the whole group."""
+        if self.distinct:
+            return int(self.high or 1)
         return self.rows if self.per == "row" else 1
 
     @property
@@ -180,7 +189,7 @@ def canonical(plan: QueryPlan) -> dict[str, Any]:
 
 
 def _column(column: QueryColumn) -> dict[str, Any]:
-    chosen = {"automatic_rows": True} if column.automatic_rows else {}
+    chosen = {n: True for n in ("automatic_rows", "distinct") if getattr(column, n)}
     return chosen | {
         "name": column.name,
         "kind": column.kind,

@@ -22,7 +22,7 @@ from dpstream.dp_transforms.noise.inputs import InputDigest
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.one_shot.estimates import Estimate, direct, mean, quantiles, variance
-from dpstream.dp_transforms.one_shot.partials import Bounded, Totals
+from dpstream.dp_transforms.one_shot.partials import Bounded, Totals, distinct_values
 
 #: Name of the noise of selection; the noise of columns begins with another name.
 SELECTION = b"selection of groups"
@@ -106,13 +106,17 @@ def answer(
     Args:
         budget: what was committed for this run.
         totals: of ``aggregated``, over all units.
-        shards: of ``bounded``, for quantiles (other columns do not need them).
+        shards: of ``bounded``, for columns that have rows (others do not need them).
         group_ids: (groups, 2) keyed ids of all codes, each group's its own.
     """
+    at = parts_by_column(plan, [n.part for n in budget.parts])
+    for column in plan.columns:
+        if column.distinct:
+            [index], size = at[column.name], len(group_ids)
+            totals.sums[index] = distinct_values(shards, column, size)
     noise = Noise(ring, run_name, inputs_of(totals, shards, group_ids, ring))
     groups = selected(plan, budget, totals, group_ids, noise)
     groups = groups[np.lexsort((group_ids[groups, 0], group_ids[groups, 1]))]
-    at = parts_by_column(plan, [n.part for n in budget.parts])
     columns = {}
     for column in plan.columns:
         mine = [budget.parts[i] for i in at[column.name]]

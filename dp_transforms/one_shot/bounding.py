@@ -71,7 +71,7 @@ def bounded(
     at = parts_by_column(plan, parts)
     for column in plan.columns:
         mine = at[column.name]
-        if column.kind == "quantiles":
+        if column.has_rows:
             rows[column.name] = _rows(
                 column, parts[mine[0]], partials, (unit, group), ring, run_name
             )

@@ -49,7 +49,7 @@ class Partials(NamedTuple):
         unit_ids, group_ids: (units, 2) and (groups, 2) keyed 128-bit ids of slots and codes
             (``dp_transforms.noise.ids``).
         sums: (n,) int64 of each part of ``stored_parts(plan)``, in that order.
-        rows: of each quantiles column.
+        rows: of each quantiles column, and of each count of distinct values.
     """
 
     unit: Int64
@@ -66,8 +66,8 @@ class Bounded(NamedTuple):
     Attributes:
         unit, group: (n,); in_groups: (n,) groups of the row's unit.
         sums: (n,) of every part of the plan but trees, in lattice units.
-        rows: of each quantiles column, (rows,) number of the partial, value, and weight in lattice
-            units.
+        rows: of each column that has rows, (rows,) number of the partial, value, and weight in
+            lattice units.
     """
 
     unit: Int64
@@ -165,8 +165,8 @@ def _numbered(rows: Rows, units: int, groups: int) -> bool:
 
 def _check(plan: QueryPlan, stored: Sequence[int], partials: Partials) -> None:
     size, units, groups = len(partials.unit), len(partials.unit_ids), len(partials.group_ids)
-    quantiles = {column.name for column in plan.columns if column.kind == "quantiles"}
-    fits = len(partials.sums) == len(stored) and set(partials.rows) == quantiles
+    tables = {column.name for column in plan.columns if column.has_rows}
+    fits = len(partials.sums) == len(stored) and set(partials.rows) == tables
     fits &= all(len(column) == size for column in (partials.group, *partials.sums))
     fits &= size <= MAX_PARTIALS and units * max(groups, 1) < 1 << 62
     if fits and size:
@@ -234,6 +234,23 @@ def per_group(group: Int64, values: Int64, groups: int) -> Int64:
     out = np.zeros(groups, np.int64)
     np.add.at(out, group, values)
     return out
+
+
+def distinct_values(shards: Sequence[Bounded], column: QueryColumn, groups: int) -> Int64:
+    """Return (groups,) exact number of different values that the units' rows have in each group.
+
+    Args:
+        shards: bounded rows of different units.
+        groups: number of groups.
+    """
+    of_shards = [(rows.group, *rows.rows[column.name]) for rows in shards]
+    group = np.concatenate([group[at] for group, at, _, _ in of_shards])
+    value = np.concatenate([value for _, _, value, _ in of_shards])
+    order = np.lexsort((value, group))
+    group, value = group[order], value[order]
+    new = np.ones(len(group), bool)
+    new[1:] = (group[1:] != group[:-1]) | (value[1:] != value[:-1])
+    return np.bincount(group[new], minlength=groups).astype(np.int64)
 
 
 def histograms(shards: Sequence[Bounded], column: QueryColumn, groups: Int64, size: int) -> Int64:

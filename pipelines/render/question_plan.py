@@ -14,7 +14,9 @@ from dpstream.pipelines.render.account import acceptance_lines, accepted_lines
 from dpstream.pipelines.render.layout import count, each, labelled, page
 
 #: What the noise of a part is of.
-_OF = {"tree": "rank", "square": "sum of squares", "sum": "sum", "count": "count"}
+_OF = {"tree": "rank", "square": "sum of squares", "sum": "sum"} | dict.fromkeys(
+    ("count", "distinct"), "count"
+)
 #: The unit of a session's error, by what its noise is of.
 _SESSION_UNITS = {"value": "", "value times records": " / records", "rank": " records of rank"}
 

@@ -23,6 +23,8 @@ for each function i, in order of `PrivateSelect.functions`:
   is a function of that unit's rows in that group, so that others' stay as they are, and r bounds
   what the unit adds whatever is chosen from.  Equal values have equal hashes, so that no order of
   rows decides; that some values come with all their rows and others with none evens out over units;
+* distinct: ``value_i``, how many different values the unit has, clamped; and ``rows_i``, 63 bits of
+  a hash of each, of which the caller takes at most m by a keyed function of unit, group and value;
 * units: nothing: each row is one.
 
 **Absent.**  GoogleSQL ignores NULL inputs, so a unit whose arguments in a group are all NULL (or
@@ -71,8 +73,13 @@ from dpstream.pipelines.statements.canonical import (
     sql,
 )
 from dpstream.pipelines.statements.errors import refusal
-from dpstream.pipelines.statements.exact import safe_query, tables_by_unit, tried
-from dpstream.pipelines.statements.forms import duckdb, type_of
+from dpstream.pipelines.statements.exact import (
+    one_of_equals,
+    safe_query,
+    tables_by_unit,
+    tried,
+)
+from dpstream.pipelines.statements.forms import FLOATS, duckdb, type_of
 from dpstream.pipelines.statements.functions import Function, Options
 from dpstream.pipelines.statements.statement import PrivateSelect, Statement, statement_of
 from dpstream.pipelines.tables.catalog import Catalog
@@ -256,13 +263,14 @@ def _plan(select: PrivateSelect, bits: int, typed: bool) -> QueryPlan:
 def _column(function: Function, rows: int, bits: int, typed: bool) -> QueryColumn:
     column = QueryColumn(
         function.name,
-        function.kind,
+        "count" if function.kind == "distinct" else function.kind,
         function.low,
         function.high,
         per=function.per,
         rows=rows,
         at=function.at,
         norm=function.norm,
+        distinct=function.kind == "distinct",
     )
     argument = function.argument
     integer = typed and argument is not None and type_of(argument) == exp.DType.BIGINT
@@ -369,6 +377,11 @@ def _per_row(function: Function, grid: Grid) -> exp.Expr:
     value = tried(function.argument.copy())
     if function.kind == "count":
         return duckdb("CASE WHEN NOT :v IS NULL THEN 1 END", v=value)
+    if function.kind == "distinct":
+        kind = type_of(function.argument)
+        value = tried(function.argument.copy(), kind)
+        value = one_of_equals(value) if kind in FLOATS else value
+        return duckdb("CASE WHEN NOT :v IS NULL THEN CAST(HASH(:v) >> 1 AS BIGINT) END", v=value)
     grouped = function.per == "group"
     low, high = (-MAX_STEPS, MAX_STEPS) if grouped else (grid.low, grid.high)
     return duckdb(
@@ -404,7 +417,8 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
             f"count_{i}": f"CAST({bound} AS BIGINT)",
         }
     else:
-        total = f"COUNT({x})" if function.kind == "count" else f"SUM({x})"
+        calls = {"count": f"COUNT({x})", "distinct": f"COUNT(DISTINCT {x})"}
+        total = calls.get(function.kind, f"SUM({x})")
         if function.kind == "sum" and function.per == "row":
             low, high = min(low, 0) * rows, max(high, 0) * rows
         # LEAST and GREATEST skip a NULL: without the CASE nothing would become a bound.
@@ -412,4 +426,7 @@ def _partials(i: int, function: Function, grid: Grid, rows: int, listed: str) ->
             f"value_{i}": f"CASE WHEN COUNT({x}) > 0 THEN "
             f"CAST(LEAST(GREATEST({total}, {low}), {high}) AS BIGINT) END"
         }
+    if function.kind == "distinct":
+        values = f"LIST_DISTINCT({listed.format(x=x)} FILTER(WHERE NOT {x} IS NULL))"
+        texts[f"rows_{i}"] = f"COALESCE(LIST_SORT({values}), CAST([] AS BIGINT[]))"
     return [exp.alias_(duckdb(text), name, quoted=True) for name, text in texts.items()]

@@ -92,7 +92,7 @@ class Sums(NamedTuple):
     Attributes:
         groups: the groups that occur.
         totals: sums by group.
-        rows: bounded rows, for quantiles columns only; each element has those of some of the units.
+        rows: bounded rows, for columns that have rows; each element has those of some of the units.
     """
 
     groups: Groups
@@ -139,7 +139,7 @@ class LocalShards(_Shards):
         def once() -> Sums:
             groups, totals = work.initial_groups(self._engine, self._ring), list[Totals]()
             bounded: list[Bounded] = []
-            quantiles = any(column.kind == "quantiles" for column in work.plan.columns)
+            tables = any(column.has_rows for column in work.plan.columns)
             for unit_rows in self._rows(work):
                 partials = work.partials(unit_rows, groups, self._ring)
                 del unit_rows  # it and what follows are not in memory together
@@ -147,7 +147,7 @@ class LocalShards(_Shards):
                 del partials
                 more = aggregated(rows, len(groups.ids), weights)
                 totals = [totals[0].plus(more) if totals else more]
-                if quantiles:
+                if tables:
                     bounded.append(rows)
                 del more, rows  # nor these and the next query
             return Sums(groups, totals[0], bounded)
@@ -407,7 +407,7 @@ class Workers(_Shards):
 
     def summed(self, work: Work, weights: Sequence[int]) -> Sums:
         """Return bounded partials of all units, summed; see `LocalShards`."""
-        names = [column.name for column in work.plan.columns if column.kind == "quantiles"]
+        names = [column.name for column in work.plan.columns if column.has_rows]
 
         def read(folder: Path) -> Sums:
             with self._spread.public() as engine:

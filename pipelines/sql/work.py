@@ -5,8 +5,8 @@ which comes from elsewhere.
 
 **Files** that workers write for the launcher hold sums of a shard's units, in the run's folder.
 PRIVATE: only the owner can read the folder, which is removed when the answer is drawn
-(`state.locks`).  Sums are exact and by group, without units.  The rows that quantiles are computed
-from are (group, value, weight).
+(`state.locks`).  Sums are exact and by group, without units.  The rows that quantiles and counts of
+distinct values are computed from are (group, value, weight).
 """
 
 from collections.abc import Iterator, Sequence
@@ -126,9 +126,9 @@ class Work(NamedTuple):
                 sums.append(_ints(unit_rows, f"value_{i}"))
             if column.kind == "mean":
                 sums.append(_ints(unit_rows, f"count_{i}"))
-            if column.kind in ("var", "stddev", "quantiles"):
+            if column.distinct or column.kind in ("var", "stddev", "quantiles"):
                 at, value = _lists(unit_rows, i)
-                if column.kind == "quantiles":
+                if column.has_rows:
                     rows[column.name] = Rows(unit[at], group[at], value)
                 else:
                     sums += self._moments(column, partials, at, value, ring)
@@ -181,7 +181,7 @@ def typed_public(select: PrivateSelect) -> exp.Expr:
 
 def _values(unit_rows: pa.Table, i: int, unit: Int64, group: Int64) -> Rows:
     """Return the values that a column's bounds limit: each row's, or each (unit, group)'s."""
-    if f"rows_{i}" in unit_rows.column_names:
+    if f"value_{i}" not in unit_rows.column_names:
         at, value = _lists(unit_rows, i)
         return Rows(unit[at], group[at], value)
     there = valid_of(unit_rows.column(f"value_{i}"))
@@ -258,7 +258,7 @@ def read_sums(
     """Yield the sums of each shard by the launcher's codes of groups, to which new ones are added.
 
     Args:
-        names: names of the quantiles columns.
+        names: names of the columns that have rows.
 
     Raises:
         RunError: a shard's file is missing.

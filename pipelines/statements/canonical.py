@@ -20,9 +20,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 from sqlglot import ErrorLevel, exp
+from sqlglot.errors import UnsupportedError
 
 from dpstream.accounting.errors import instance
 from dpstream.pipelines.statements.dialect import DpSql
+from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.functions import Function
 from dpstream.pipelines.statements.statement import Group, PrivateSelect, Statement
 
@@ -71,11 +73,14 @@ def sql(node: exp.Expr | None) -> str | None:
     """Return the text of an expression, without comments and white space.
 
     Raises:
-        UnsupportedError: the text would leave out a part of the expression.
+        DpstreamError: the text would leave out a part of the expression.
     """
     if node is None:
         return None
-    return str(node.sql(DpSql, comments=False, unsupported_level=ErrorLevel.RAISE))
+    try:
+        return str(node.sql(DpSql, comments=False, unsupported_level=ErrorLevel.RAISE))
+    except UnsupportedError:
+        raise refusal("not-supported") from None
 
 
 def group_text(group: Group) -> str:

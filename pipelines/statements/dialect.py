@@ -188,6 +188,7 @@ class DpGenerator(BigQueryGenerator):
 
     #: BigQuery refuses NULLS LAST in some windows; without it two questions would have one text.
     NULL_ORDERING_SUPPORTED = True
+    EXCEPT_INTERSECT_SUPPORT_ALL_CLAUSE = True
 
     TRANSFORMS: ClassVar = {
         **BigQueryGenerator.TRANSFORMS,

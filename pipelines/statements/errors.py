@@ -168,11 +168,6 @@ RULES: dict[str, Rule] = {
         "aggregate per unit in a subquery that groups by the unit",
         privacy=True,
     ),
-    "count-distinct": Rule(
-        "counts distinct values of something that is not the privacy unit",
-        "count the distinct units, or group by that column in a subquery",
-        privacy=True,
-    ),
     "arguments": Rule(
         "gives a private function other arguments than it takes",
         "write FUNCTION(expression, contribution_bounds_per_group => (low, high))",
@@ -190,9 +185,7 @@ RULES: dict[str, Rule] = {
         "high, or are given twice",
         "write contribution_bounds_per_group => (0, 10)",
     ),
-    "count-bounds": Rule(
-        "has bounds of a count that are not whole numbers, the upper one above 0", "write (0, 10)"
-    ),
+    "count-bounds": Rule("has bounds of a count that are not whole numbers", "write (0, 10)"),
     "report": Rule(
         "asks for a report in another format than JSON and PROTO, which give the same JSON",
         "write report_format => 'JSON', or WITH REPORT for columns",

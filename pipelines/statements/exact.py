@@ -38,7 +38,24 @@ def _combined(node: exp.Expr) -> bool:
     return isinstance(up, exp.SetOperation)
 
 
+def _loses_duplicates(node: exp.Expr) -> bool:
+    """Whether equal rows of a SELECT can become one, or be compared with rows of another."""
+    up, compared = node.parent, node.args.get("distinct") is not None
+    while isinstance(up, exp.Subquery | exp.SetOperation):
+        compared = compared or not isinstance(up, exp.Union | exp.Subquery)
+        compared = compared or bool(up.args.get("distinct"))
+        up = up.parent
+    return compared
+
+
+def one_of_equals(node: exp.Expr) -> exp.Expr:
+    """Return a float in one form for equal values: else the order of rows decides which is left."""
+    return duckdb("CASE WHEN ISNAN(:x) THEN CAST('NaN' AS DOUBLE) ELSE :x + 0 END", x=node.copy())
+
+
 def _safe_select(node: exp.Select, combined: bool = False) -> None:
+    loses = _loses_duplicates(node)
+    floats = [loses and type_of(item.unalias()) in FLOATS for item in node.expressions]
     for join in node.args.get("joins") or ():
         if join.args.get("on") is not None:
             join.set("on", _condition(join.args["on"]))
@@ -59,6 +76,10 @@ def _safe_select(node: exp.Select, combined: bool = False) -> None:
             key.set("this", tried(key.this))
     if combined:  # set operations cast decimals of two widths to a third
         node.set("expressions", [_widened(item) for item in node.expressions])
+    for item, is_float in zip(node.expressions, floats, strict=True):
+        if is_float:
+            form = one_of_equals(item.unalias())
+            item.replace(exp.alias_(form, item.alias_or_name, quoted=True))
 
 
 def _widened(item: exp.Expr) -> exp.Expr:

@@ -25,6 +25,8 @@ group (``per`` is "group": COUNT, SUM, and AVG, whose unit then adds its own mea
 its rows ("row": VAR, STDDEV and quantiles always, SUM and AVG by ``contribution_bounds_per_row``;
 ``CLAMPED BETWEEN`` is the first for COUNT, SUM and AVG).  Without bounds ``low`` and ``high`` are
 ``None``: they are found by the query and paid by it.
+COUNT(DISTINCT x) counts the values of all units, of each at most so many in a group as its upper
+bound says, chosen by a key; of the unit itself it counts the units.
 VAR and STDDEV are those of the population.
 """
 
@@ -43,7 +45,7 @@ from dpstream.pipelines.statements.allowed import require
 from dpstream.pipelines.statements.dialect import Clamped, Private, WithReport
 from dpstream.pipelines.statements.errors import position, refusal
 from dpstream.pipelines.statements.forms import type_of
-from dpstream.pipelines.statements.ownership import Scope
+from dpstream.pipelines.statements.ownership import COMPARABLE, Scope
 
 #: Rows of a unit in a group, unless given; and the most: each is held in memory.
 DEFAULT_ROWS, MAX_ROWS = 5, 1_000
@@ -78,7 +80,7 @@ _MECHANISMS: dict[str, Mechanism] = {
 }
 _OPTIMISE: dict[str, Optimise] = {"LIMIT": "limit", "ANSWER": "answer"}
 Selection = Literal["thresholds", "public_groups"]
-Kind = Literal["count", "sum", "mean", "var", "stddev", "units", "quantiles"]
+Kind = Literal["count", "distinct", "sum", "mean", "var", "stddev", "units", "quantiles"]
 Per = Literal["group", "row"]
 #: How a function's interval is shown: not, as columns of their own, or with it as JSON.
 Report = Literal["", "columns", "json"]
@@ -299,7 +301,8 @@ class Function(msgspec.Struct, frozen=True):
 
     Attributes:
         name: label of the output, unique in the statement.
-        kind: what is published; MIN, MAX, MEDIAN and all quantiles are ``quantiles``.
+        kind: what is published; MIN, MAX, MEDIAN and all quantiles are ``quantiles``,
+            COUNT(DISTINCT x) is ``distinct`` or, of the unit, ``units``.
         argument: over the columns of the statement's source; ``None`` for COUNT(*) and units.
         low, high: bounds, or both ``None``: automatic.
         per: what the bounds hold for.
@@ -325,7 +328,9 @@ class Function(msgspec.Struct, frozen=True):
     @property
     def has_fixed_noise(self) -> bool:
         """Whether the plan alone determines its interval."""
-        return self.kind == "units" or (self.kind in ("count", "sum") and self.low is not None)
+        return self.kind == "units" or (
+            self.kind in ("count", "distinct", "sum") and self.low is not None
+        )
 
 
 def private_form(node: exp.Expr) -> Private:
@@ -400,13 +405,35 @@ def function_of(node: exp.Expr, name: str, scope: Scope) -> Function:
     low, high, per = None, None, _default(kind)
     if bounds and bounds[0][0] is not None:
         (low, high), per = bounds[0][0], bounds[0][1]
-    if kind == "count" and low is not None and high is not None:
-        require(low == int(low) and high == int(high) > 0, "count-bounds", node)
-        low = max(low, 0.0)  # a unit that is in a group has a row there
-    many = called in _PARTS
+    many, distinct = called in _PARTS, isinstance(plain[0], exp.Distinct)
     function = Function(name, kind, argument, low, high, per, report, at, norm, many, within)
+    function = _count(function, distinct, node) if kind == "count" else function
     require(within is None or function.has_fixed_noise, "within-bounds", node)
     return function
+
+
+def _count(function: Function, distinct: bool, node: exp.Expr) -> Function:
+    """Return a count with its bounds as they are: whole numbers."""
+    low, high = function.low, function.high
+    if low is not None and high is not None:
+        fits = low == int(low) and high == int(high) > (0 if distinct else -math.inf)
+        require(fits, "count-bounds", node)
+        if high <= 0:  # a unit in a group has a row there, and adds high
+            constant = _constant(function.argument, int(high))
+            bounds = {"low": min(high, -1.0), "high": 0.0}
+            return msgspec.structs.replace(function, kind="sum", argument=constant, **bounds)
+        low = 0.0 if distinct else max(low, 0.0)
+    kind: Kind = "distinct" if distinct else "count"
+    return msgspec.structs.replace(function, kind=kind, low=low)
+
+
+def _constant(argument: exp.Expr | None, value: int) -> exp.Expr:
+    """Return a whole number where an argument has a value; ``None`` always has one."""
+    number_ = exp.Literal.number(value)
+    there = exp.Not(this=exp.Is(this=argument or exp.true(), expression=exp.Null()))
+    constant = exp.If(this=there, true=number_, false=exp.Null())
+    constant.type = exp.DataType(this=exp.DType.BIGINT)
+    return constant
 
 
 def _report(form: exp.Expr | None, node: exp.Expr) -> Report:
@@ -461,10 +488,11 @@ def _quantiles(called: str, plain: list[exp.Expr], node: exp.Expr) -> tuple[floa
 def _argument(kind: Kind, given: exp.Expr, scope: Scope, node: exp.Expr) -> exp.Expr | None:
     scope.check_columns(given)
     if isinstance(given, exp.Distinct):
-        require(kind == "count", "arguments", node)
-        unit = len(given.expressions) == 1 and scope.is_unit(given.expressions[0])
-        require(unit, "count-distinct", node)
-        return _UNITS
+        require(kind == "count" and len(given.expressions) == 1, "arguments", node)
+        [value] = given.expressions
+        unit = scope.is_unit(value)
+        require(unit or type_of(value) in COMPARABLE, "group-type", node)
+        return _UNITS if unit else value
     if isinstance(given, exp.Star):
         require(kind == "count", "arguments", node)
         return None

@@ -29,7 +29,7 @@ shard.  An accepted relation is local; by induction over its operators:
   of A + B are those of A and those of B, with the same rows.  The aggregates allowed are functions
   of the multiset of rows (`query_plan` sorts what it sums), not of an order.  Floats are no group
   columns: 0.0 and -0.0 are equal and differ, and which of them stands for the group depends on
-  the order of rows.
+  the order of rows.  What loses duplicates has 0.0 for both, and one NaN (`exact`).
 * *UNION ALL, UNION, INTERSECT, EXCEPT* of private relations with the unit at one place: equal rows
   have one unit, so multiplicities in A + B are those in A plus those in B, one of which is 0.
 * *ORDER BY* gives the same multiset, and is dropped.
@@ -314,7 +314,7 @@ def equalities(on: exp.Expr) -> Iterator[tuple[exp.Expr, exp.Expr]]:
         yield on.left.unnest(), on.right.unnest()
 
 
-#: Types whose equal values are equal bytes, and that can be a group or lose duplicates.
+#: Types whose equal values are equal bytes, and that can be a group.
 GROUPABLE = {
     exp.DType.BIGINT,
     exp.DType.DECIMAL,
@@ -325,6 +325,8 @@ GROUPABLE = {
     exp.DType.TIMESTAMP,
     exp.DType.TIMESTAMPTZ,
 }
+#: Types that can lose duplicates: `exact` gives equal floats one form.
+COMPARABLE = {*GROUPABLE, exp.DType.DOUBLE}
 _AGGREGATES = tuple(AGGREGATES)
 NUMBERS = (exp.DType.BIGINT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 
@@ -439,8 +441,8 @@ class Validator:
         columns = {name: _output(scope, item) for name, item in items.items()}
         if node.args.get("distinct") is not None:
             for name, column in columns.items():
-                groupable = column.type in GROUPABLE or bool(self.released)
-                require(groupable, "group-type", items[name])
+                comparable = column.type in COMPARABLE or bool(self.released)
+                require(comparable, "group-type", items[name])
         if scope.private:
             unit = any(column.unit for column in columns.values())
             require(unit, "unit-not-selected", node.expressions[0])
@@ -472,8 +474,8 @@ class Validator:
         require(not left.private or any(units), "set-operation-unit", node.right)
         if not isinstance(node, exp.Union) or node.args.get("distinct"):
             for column in ones:
-                groupable = column.type in GROUPABLE or bool(self.released)
-                require(groupable, "group-type", node.right)
+                comparable = column.type in COMPARABLE or bool(self.released)
+                require(comparable, "group-type", node.right)
         columns = {
             name: Column(a.type, unit, signed=a.signed or b.signed)
             for name, unit, (a, b) in zip(left.columns, units, pairs, strict=True)

@@ -72,6 +72,16 @@ def _private_count_if(node: Private) -> exp.Expr | None:
     return Private(this=exp.var("COUNT"), expressions=[counted, *node.expressions[1:]])
 
 
+def _counted(node: exp.Array) -> exp.Expr | None:
+    """A list of literals is not NULL, which is all that COUNT asks of it."""
+    above = node.parent
+    while isinstance(above, Clamped | WithReport):
+        above = above.parent
+    called = above is not None and above.name.upper() if isinstance(above, Private) else ""
+    counts = isinstance(above, exp.Count) or called in ("COUNT", "ANON_COUNT")
+    return exp.Literal.number(1) if counts and node.expressions else None
+
+
 def _any(node: exp.AnyValue) -> exp.Expr | None:
     select = node.find_ancestor(exp.Select)
     private = select is None or select.args.get("hint") is not None
@@ -126,6 +136,7 @@ def _flat(node: exp.Select) -> exp.Expr:
 
 
 _SPELLINGS: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
+    exp.Array: _counted,
     exp.RawString: lambda node: exp.Literal.string(node.this),
     exp.Paren: lambda node: node.this if isinstance(node.this, exp.Column) else None,
     exp.Filter: _filtered,

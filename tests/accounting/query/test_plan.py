@@ -63,7 +63,7 @@ def test_every_field_changes_the_digest() -> None:
     column: dict[str, Any] = {
         "name": "z", "kind": "sum", "low": 1.0, "high": 14.0, "per": "group", "rows": 3,
         "grid": 0.5, "at": (0.5,), "share": 2.0, "norm": 2.0,
-        "automatic_rows": True,
+        "automatic_rows": True, "distinct": True,
     }  # fmt: skip
     assert set(column) == set(QueryColumn.__struct_fields__)
     changed = [

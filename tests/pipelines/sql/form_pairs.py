@@ -112,6 +112,26 @@ FORMS: list[tuple[str, str, str]] = [
      "SELECT uid, EXTRACT(DAY FROM DATE_TRUNC(day, WEEK(page))) AS v FROM visits", "function"),
     ("SELECT uid, CAST(FORMAT_DATE('%Y%m', day) AS INT64) AS v FROM visits",
      "SELECT uid, CAST(FORMAT_DATE(page, day) AS INT64) AS v FROM visits", "function"),
+    # Floats that lose duplicates, or are compared with others.
+    ("SELECT uid, 1 AS v FROM (SELECT DISTINCT uid, seconds FROM visits) AS d",
+     "SELECT uid, 1 AS v FROM (SELECT uid, seconds FROM visits GROUP BY uid, seconds) AS d",
+     "group-type"),
+    ("SELECT uid, n AS v FROM (SELECT uid, n, seconds FROM visits INTERSECT ALL SELECT uid, n, "
+     "seconds FROM visits WHERE flag) AS d",
+     "SELECT uid, n AS v FROM (SELECT uid, n, seconds FROM visits INTERSECT ALL SELECT n, uid, "
+     "seconds FROM visits WHERE flag) AS d", "set-operation-unit"),
+    ("SELECT uid, LENGTH(CAST(s AS STRING)) AS v FROM (SELECT uid, seconds * 0 AS s FROM visits "
+     "UNION DISTINCT SELECT uid, 0 - score * 0 FROM users) AS d",
+     "SELECT uid, LENGTH(CAST(s AS STRING)) AS v FROM (SELECT uid, seconds * 0 AS s FROM visits "
+     "UNION DISTINCT SELECT uid, weight FROM pages) AS d", "set-operation-mixed"),
+    ("SELECT uid, LENGTH(CAST(s AS STRING)) AS v FROM (SELECT DISTINCT uid, seconds * 0 AS s FROM "
+     "visits) AS d",
+     "SELECT uid, LENGTH(CAST(s AS STRING)) AS v FROM (SELECT DISTINCT seconds * 0 AS s, page "
+     "FROM visits) AS d", "unit-not-selected"),
+    ("SELECT uid, age AS v FROM users WHERE uid IN (SELECT uid FROM visits EXCEPT ALL SELECT uid "
+     "FROM orders)",
+     "SELECT uid, age AS v FROM users WHERE uid IN (SELECT uid FROM visits EXCEPT ALL SELECT uid "
+     "FROM pages)", "set-operation-mixed"),
     # Other spellings.
     ("SELECT a.uid, b.n AS v FROM users AS a, visits AS b WHERE a.uid = b.uid AND b.n > 1",
      "SELECT a.uid, b.n AS v FROM users AS a, visits AS b RIGHT JOIN orders AS o ON o.uid = b.uid "

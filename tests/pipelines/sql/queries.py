@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "COUNT(*)", "COUNT(w)", "COUNT(DISTINCT {r}.uid)", "SUM({r}.w)",
     "SUM({r}.w, contribution_bounds_per_row => (-5, 10))", "AVG({r}.w)",
     "AVG({r}.v, contribution_bounds_per_row => (-5, 10))", "MEDIAN({r}.w)", "VAR({r}.v)",
-    "SUM({r}.v / {r}.w)",
+    "SUM({r}.v / {r}.w)", "COUNT(DISTINCT {r}.w, contribution_bounds_per_group => (0, 2))",
 )  # fmt: skip
 
 

@@ -120,6 +120,24 @@ def test_ties_of_a_window_are_broken_by_the_row(window: str) -> None:
     assert answers[0] == answers[1] and len(answers[0]) > 10
 
 
+@pytest.mark.parametrize("relation", [
+    "SELECT DISTINCT uid, seconds * 0 AS s FROM visits",
+    "SELECT uid, seconds * 0 AS s FROM visits UNION DISTINCT SELECT uid, 0.0 * age FROM users",
+    "SELECT uid, seconds * 0 AS s FROM visits INTERSECT ALL (SELECT uid, 0.0 * n FROM visits)",
+    "(SELECT uid, seconds * 0 AS s FROM visits UNION ALL SELECT uid, 1.5 FROM visits) EXCEPT ALL "
+    "SELECT uid, 0.0 * age FROM users",
+])  # fmt: skip
+def test_equal_floats_have_one_form_where_duplicates_are_lost(relation: str) -> None:
+    """Not that of the row which a file, or a shard with others' rows, has first."""
+    length = f"SELECT uid, LENGTH(CAST(s AS STRING)) AS v FROM ({relation}) AS d"
+    select = canonical_form(statement_of(AROUND[0].format(length), _CATALOG)).select
+    rows, answers = ugly_rows(12, 200), []
+    for turn in (1, -1):
+        base = database(_CATALOG, {name: of[::turn] for name, of in rows.items()})
+        answers.append(Counter(base.execute(stage_text(select, _CATALOG)).fetchall()))
+    assert answers[0] == answers[1] and len(answers[0]) > 5
+
+
 def _answer(folder: Path, text: str) -> list[tuple[Any, ...]]:
     table = answer_to(folder, text).table
     return list(zip(*table.to_pydict().values(), strict=True))
@@ -155,6 +173,33 @@ def test_all_of_an_answer_is_one_charge(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(charges(tmp_path)) == 1
 
 
+def test_distinct_values_are_those_of_duckdb_or_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_noise(monkeypatch)
+    data_set(tmp_path)
+    base = duckdb.connect()
+    base.execute(f"CREATE VIEW visits AS SELECT * FROM '{tmp_path}/visits.parquet'")
+    own = dict(
+        base.execute(
+            "SELECT page, (COUNT(DISTINCT seconds), COUNT(DISTINCT n), COUNT(DISTINCT uid)) "
+            "FROM visits GROUP BY page"
+        ).fetchall()
+    )
+    figures = "COUNT(DISTINCT seconds, {}) AS s, COUNT(DISTINCT n, {}) AS n, COUNT(DISTINCT uid)"
+    before = dict.fromkeys(own, (0, 0, 0))
+    for most in (1, 4, 40):
+        bounds = f"contribution_bounds_per_group => (0, {most})"
+        rows = _answer(tmp_path, dp(f"page, {figures.format(bounds, bounds)} AS u"))
+        figures_of = {page: (int(s), int(n), int(u)) for page, s, n, u in rows}
+        for page, figure in figures_of.items():
+            assert all(b <= f <= o for b, f, o in zip(before[page], figure, own[page], strict=True))
+        before |= figures_of
+    assert figures_of == own
+    [(total,)] = _answer(tmp_path, dp("COUNT(DISTINCT page) AS n", "FROM visits"))
+    assert total == len(own)  # of bounds that the query chooses
+
+
 def test_a_report_is_its_column_and_noise_as_json(tmp_path: Path) -> None:
     data_set(tmp_path)
     plain = answer_to(tmp_path, _CORE.replace("(0, 30)", "(0, 30)"))
@@ -177,6 +222,10 @@ SAME = [
     ("COUNTIF(n > 3) AS k FROM visits", "COUNT(IF(n > 3, 1, NULL)) AS k FROM visits"),
     ("COUNTIF(n > 3, contribution_bounds_per_group => (-4, 5)) AS k FROM visits",
      "COUNT(*, contribution_bounds_per_group => (0, 5)) FILTER (WHERE n > 3) AS k FROM visits"),
+    ("COUNT(1, contribution_bounds_per_group => (-5, -1)) AS k FROM visits",
+     "COUNT([1, 2], contribution_bounds_per_group => (-5, -1)) AS k FROM visits"),
+    ("COUNT(DISTINCT page, contribution_bounds_per_group => (-3, 2)) AS k FROM visits",
+     "COUNT(DISTINCT (page), contribution_bounds_per_group => (0, 2)) AS k FROM visits"),
     ("COUNT(DISTINCT uid, contribution_bounds_per_group => (0, 1)) AS k FROM visits",
      "COUNT(DISTINCT (uid)) AS k FROM visits"),
     ("SUM(n) AS k FROM users AS u, visits AS v WHERE u.uid = v.uid",

@@ -62,7 +62,12 @@ LISTED = dp(
     f"{_OPTIONS}, group_selection_strategy = PUBLIC_GROUPS",
 )
 TOTAL = dp("COUNT(*) AS n", "FROM visits", "epsilon = 60, delta = 1e-9")
-TEXTS = {"every": EVERY, "joined": JOINED, "listed": LISTED, "total": TOTAL}
+DISTINCT = dp(
+    "page, COUNT(DISTINCT seconds, contribution_bounds_per_group => (0, 3)) AS s, "
+    "COUNT(DISTINCT n) AS n",
+    options=_OPTIONS,
+)
+TEXTS = {"every": EVERY, "joined": JOINED, "listed": LISTED, "total": TOTAL, "distinct": DISTINCT}
 
 
 def company(folder: Path, epsilon: float = 1e6) -> Path:
@@ -108,7 +113,7 @@ def answered(path: Path, text: str, **more: Any) -> SqlAnswer:
 
 
 @pytest.mark.parametrize(("name", "shards"), [("every", 4), ("joined", 4), ("listed", 1),
-                                              ("total", 16)])  # fmt: skip
+                                              ("total", 16), ("distinct", 3)])  # fmt: skip
 def test_a_runner_gives_the_same_bytes(name: str, shards: int, tmp_path: Path) -> None:
     path = company(tmp_path)
     local = answered(path, TEXTS[name], shards=1)

@@ -98,7 +98,7 @@ REFUSED = [
     *(
         f"{_ONE} {call} AS x FROM visits"
         for call in (
-            "LOGICAL_OR(flag)", "SUM(COUNT(n))", "COUNT(DISTINCT page)", "SUM(*)",
+            "LOGICAL_OR(flag)", "SUM(COUNT(n))", "COUNT(DISTINCT page, n)", "SUM(*)",
             "SUM(n, contribution_bounds_per_group => (5, 5))",
             "SUM(n, contribution_bounds_per_group => (5, 0))",
             "SUM(n, contribution_bounds_per_group => (1, 2, 3))",

@@ -241,7 +241,7 @@ REFUSED = [
      "FROM visits GROUP BY page"),
     ("stream-function", OPTIONS, "page, STDDEV(n, contribution_bounds_per_row => (0, 1)) AS m "
      "FROM visits GROUP BY page"),
-    ("count-distinct", OPTIONS, "page, COUNT(DISTINCT n) AS c FROM visits GROUP BY page"),
+    ("stream-function", OPTIONS, "page, COUNT(DISTINCT n) AS c FROM visits GROUP BY page"),
     ("stream-bounds", OPTIONS, "page, SUM(n) AS s FROM visits GROUP BY page"),
     ("stream-bounds", OPTIONS, "page, AVG(n) AS s FROM visits GROUP BY page"),
     ("stream-bounds", OPTIONS, "page, COUNT(*, contribution_bounds_per_group => (0, 5)) AS c "
