@@ -36,7 +36,7 @@ class Extra:
 #: Name -> extra; those for development are left out.
 EXTRAS = {
     "sql": Extra(
-        "`dpstream sql`, `dpstream session` and jobs over a query",
+        "`dpstream sql`, `dpstream table` and jobs over a query",
         ("sqlglot", "duckdb", "adbc_driver_sqlite", "adbc_driver_postgresql"),
     ),
     "kafka": Extra("Kafka as source and sink", ("confluent_kafka",)),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpstream.dp_transforms.run import Performance, Run, begin_run
     from dpstream.pipelines.beam_yaml import DPStreamRows
     from dpstream.pipelines.connectors.files.source import ReadFiles
+    from dpstream.pipelines.door.dbapi import connect
     from dpstream.pipelines.frames.answer import PrivateTable
     from dpstream.pipelines.frames.one_shot import (
         aggregate,
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from dpstream.pipelines.frames.project_file import DataSetAccount, ProjectFile, account, project
     from dpstream.pipelines.frames.stream import DPStream, ReadTable, Rows
     from dpstream.pipelines.jobs.job import Job, load_job
-    from dpstream.pipelines.session.session import Session
-    from dpstream.pipelines.sql.dbapi import connect
     from dpstream.pipelines.stream.begin import begin
     from dpstream.pipelines.stream.run import Result, run_job
 
@@ -73,14 +72,13 @@ _HOMES = {
     "Run": "dp_transforms.run",
     "RunError": "accounting.errors",
     "SecretSource": "dp_transforms.noise.secret_source",
-    "Session": "pipelines.session.session",
     "Timeline": "accounting.plan.timeline",
     "UsageError": "accounting.errors",
     "account": "pipelines.frames.project_file",
     "aggregate": "pipelines.frames.one_shot",
     "begin": "pipelines.stream.begin",
     "begin_run": "dp_transforms.run",
-    "connect": "pipelines.sql.dbapi",
+    "connect": "pipelines.door.dbapi",
     "count": "pipelines.frames.one_shot",
     "histogram": "pipelines.frames.one_shot",
     "keys": "pipelines.frames.one_shot",
@@ -117,7 +115,6 @@ __all__ = [
     "Run",
     "RunError",
     "SecretSource",
-    "Session",
     "Timeline",
     "UsageError",
     "account",

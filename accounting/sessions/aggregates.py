@@ -392,8 +392,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The question without its presentation: labels, the order of figures, of quantiles and of
         axes, and repeated figures.
 
-        Its answer is drawn and stored; ``drawn_figures`` and ``cell_numbers`` map it to this
-        question's figures and cells.
+        Its answer is drawn and stored.
         """
         figures = sorted({a.bare for a in self.aggregates}, key=msgspec.json.encode)
         named = (
@@ -402,26 +401,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
         axes = sorted(self.cells.axes, key=lambda axis: axis.name)
         return msgspec.structs.replace(self, aggregates=tuple(named), cells=Cells(tuple(axes)))
-
-    @property
-    def drawn_figures(self) -> dict[str, str]:
-        """The canonical question's figure for each figure of this question."""
-        canonical = {aggregate.bare: aggregate for aggregate in self.canonical.aggregates}
-        names = dict[str, str]()
-        for aggregate in self.aggregates:
-            drawn = canonical[aggregate.bare]
-            outputs = dict(zip(drawn.at or (0.0,), drawn.outputs, strict=True))
-            figures = zip(aggregate.at or (0.0,), aggregate.outputs, strict=True)
-            names |= {output: outputs[q] for q, output in figures}
-        return names
-
-    @property
-    def cell_numbers(self) -> Int64:
-        """(cells,) int64 the number that each cell has in the canonical question."""
-        cells = self.canonical.cells
-        order = [axis.name for axis in cells.axes]
-        numbers = np.arange(cells.count).reshape(cells.shape)
-        return numbers.transpose([order.index(axis.name) for axis in self.cells.axes]).reshape(-1)
 
     def check(self, space: Space) -> None:
         """Refuse what has no meaning.

@@ -12,8 +12,8 @@ from dpstream.dp_transforms.session.release import (
     encoded,
     errors,
     inputs_of,
+    labels,
     measured,
-    presented,
     released,
 )
 from dpstream.dp_transforms.session.totals import ColumnTotals, Noisy, Totals, nothing, tallied
@@ -26,9 +26,9 @@ __all__ = [
     "encoded",
     "errors",
     "inputs_of",
+    "labels",
     "measured",
     "nothing",
-    "presented",
     "released",
     "tallied",
 ]

@@ -8,7 +8,7 @@ centred sums and counts of coordinates, nodes of trees (``accounting.sessions.ag
 sensitivity); with whole noise they stay whole, so that no float of an exact sum is ever seen.
 
 **A question is drawn in its canonical form** (``Question.canonical``), which has no label and no
-order of figures and axes that the question chose; `presented` gives the answer those.
+order of figures and axes that the question chose; whoever shows the answer gives it those.
 
 **The released table** is post-processing of the noisy sums.  It has a row for each cell, in their
 order: the cell's range along each axis, and of each aggregate its value, the sd of its noise, and
@@ -151,20 +151,6 @@ def answered(
 def encoded(table: pa.Table) -> bytes:
     """Return the bytes of an answer: one batch as an Arrow IPC stream."""
     return to_bytes(table.combine_chunks().to_batches()[0])
-
-
-def presented(space: Space, question: Question, table: pa.Table) -> pa.Table:
-    """Return the released table of ``question.canonical`` with the question's own names and
-    order.
-    """
-    if question == question.canonical:
-        return table
-    columns, rows = labels(space, question.cells), question.cell_numbers
-    for figure, drawn in question.drawn_figures.items():
-        for end in ("", *PARTS):
-            values = table[drawn + end].to_numpy()[rows]
-            columns[figure + end] = pa.array(values, from_pandas=True)
-    return pa.table(columns)
 
 
 def released(space: Space, question: Question, boxes: Int64, noisy: Noisy) -> pa.Table:

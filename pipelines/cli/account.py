@@ -137,7 +137,7 @@ def create(
 
     Prints the account's id, and the section of the project file that names the account.  The limit
     protects all records of a unit, or with --covers a unit's records of each period; this never
-    changes.  For a table whose records have budgets of their own, `dpstream session init` makes the
+    changes.  For a table whose records have budgets of their own, `dpstream table init` makes the
     account.
     """
     from dpstream.accounting.strength import check_delta, limit_weaknesses

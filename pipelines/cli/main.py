@@ -33,8 +33,8 @@ from dpstream.pipelines.cli.parts import SCHEMA_VERSION, examples, print_warning
 from dpstream.pipelines.cli.plan import plan
 from dpstream.pipelines.cli.report import demo, report
 from dpstream.pipelines.cli.run import run
-from dpstream.pipelines.cli.session import session
 from dpstream.pipelines.cli.sql import sql
+from dpstream.pipelines.cli.table import tables
 from dpstream.pipelines.cli.workload import workload
 from dpstream.pipelines.runners.memory import share_one_heap
 from dpstream.state.connecting import show_connecting
@@ -44,14 +44,14 @@ from dpstream.state.private_log import keep_in, lost_connection, unexpected
 #: The commands by what they are for, in the order in which a newcomer meets them.
 GROUPS = {
     "Start": (init, check, plan, run, report, due, demo, doctor),
-    "Ask": (sql, session, workload, census, choose),
+    "Ask": (sql, tables, workload, census, choose),
     "Account": (account, secret),
     "Operate": (state, folder),
 }
 
 #: Commands that read data, and words after which they only look at what is public.
-_READS = frozenset(("check", "choose", "demo", "run", "session", "sql", "census", "workload"))
-_READS_NOTHING = frozenset(("-h", "--help", "plan", "budget", "--dry-run"))
+_READS = frozenset(("check", "choose", "demo", "run", "table", "sql", "census", "workload"))
+_READS_NOTHING = frozenset(("-h", "--help", "plan", "--dry-run"))
 
 
 class Coded(click.Group):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from dpstream.accounting.errors import UsageError, refuse_first, required
-from dpstream.accounting.figures import guarantee_pair
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.cli.parts import (
     AS_JSON,
@@ -27,12 +26,13 @@ from dpstream.pipelines.cli.parts import (
 from dpstream.pipelines.cli.private_counts import OPERATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
+    from dpstream.pipelines.door.route import Door, Explanation
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.sql.query_plan import Question
     from dpstream.pipelines.sql.receipt import SqlAnswer
     from dpstream.pipelines.tables.catalog import Catalog
+    from dpstream.state.ledger.open import AccountPlace
 
 
 @click.command(
@@ -86,6 +86,14 @@ if TYPE_CHECKING:
     help="With --stream: write the whole job into the project file, under this name, "
     "instead of running it.",
 )
+@click.option(
+    "--analyst",
+    default="analyst",
+    show_default=True,
+    metavar="NAME",
+    help="Who asks a table whose records have budgets of their own: whose quota is charged, and "
+    "whose allotments pay.",
+)
 @OPERATOR
 @AS_JSON
 def sql(
@@ -101,6 +109,7 @@ def sql(
     beam_flag: tuple[str, ...],
     stream: str | None,
     emit: str | None,
+    analyst: str,
     as_json: bool,
 ) -> None:
     """Ask the tables of a data set in SQL.
@@ -112,6 +121,7 @@ def sql(
 
     If the question would be refused now, --explain ends with that refusal's exit code.
     """
+    from dpstream.pipelines.door.route import Door
     from dpstream.pipelines.sql.load import catalog_of
 
     where, how = runner_of(runner, parallelism, beam_flag), Asking(fresh, as_of)
@@ -139,18 +149,19 @@ def sql(
         _stream(data_set._replace(name=stream), text, emit, where, as_json)
         return
     project = data_set.load()
-    catalog = catalog_of(project, data_set.name)
     if check:
-        _check(catalog, as_json)
+        _check(catalog_of(project, data_set.name), as_json)
         return
-    if not text_given and on_terminal():
-        print_account(catalog.ledger, project.path, data_set.environment)
-        _prompt(catalog, explain, how, where)
-        return
-    text = _text_of(statement, file, "dpstream sql")
-    if not explain:
-        print_account(catalog.ledger, project.path, data_set.environment)
-    code = _answer(catalog, text, explain, how, as_json, where)
+
+    def tell(place: "AccountPlace") -> None:
+        print_account(place, project.path, data_set.environment)
+
+    with Door(project, data_set.name, analyst, where) as door:
+        if not text_given and on_terminal():
+            _prompt(door, explain, how, tell)
+            return
+        text = _text_of(statement, file, "dpstream sql")
+        code = _answer(door, text, explain, how, as_json, tell)
     click.get_current_context().exit(code)
 
 
@@ -184,56 +195,61 @@ def _read(path: Path) -> str:
 
 
 def _answer(
-    catalog: "Catalog",
+    door: "Door",
     text: str,
     explain: bool,
     how: Asking,
     as_json: bool,
-    runner: "Runner | None" = None,
+    tell: "Callable[[AccountPlace], object]",
 ) -> int:
-    """Answer, or explain, the statements of a text; return the exit code."""
-    from dpstream.pipelines.sql.ask import ask_each, check
-    from dpstream.pipelines.sql.explain import explained, split
-    from dpstream.pipelines.sql.query_plan import question_of
+    """Answer, or explain, the statements of a text; return the exit code.
+
+    Args:
+        tell: prints which account is charged.
+    """
+    from dpstream.pipelines.door.route import Explanation
+    from dpstream.pipelines.render.question_plan import lacking_lines
+    from dpstream.pipelines.sql.explain import split
+    from dpstream.state.ledger.orders import SessionRefusedError
 
     statements = split(text)
     if not statements:
         raise UsageError("statement", "is empty", "write SELECT WITH DIFFERENTIAL_PRIVACY ...")
-    bare = [explained(one) for one in statements]
+    routes = [door.route(one, explain) for one in statements]
     if len(statements) > 1:  # a mistake in the second is told before the first is charged
-        for one, inner in zip(statements, bare, strict=True):
-            check(question_of(inner or one, catalog), catalog)
-    if explain or all(one is not None for one in bare):
-        plain = [b or s for b, s in zip(bare, statements, strict=True)]
-        return _explain(catalog, plain, how, as_json)
-    questions = [
-        question_of(one, catalog) if inner is None else None
-        for one, inner in zip(statements, bare, strict=True)
-    ]
+        for route in routes:
+            door.check(route)
+    places = (door.account(route) for route in routes if not route.explains)
+    for place in dict.fromkeys(place for place in places if place is not None):
+        tell(place)
+    codes = list[int]()
 
-    def private() -> "Iterator[Question]":
-        """Yield the questions in order; show the explanations between them."""
-        for question, inner in zip(questions, bare, strict=True):
-            if question is not None:
-                yield question
-            elif inner is not None:
-                _explain(catalog, [inner], how, as_json)
+    def show(answer: "SqlAnswer | Explanation") -> None:
+        if isinstance(answer, Explanation):
+            print_figures(as_json, answer.figures, answer.text)
+            codes.append(answer.exit_code)
+        else:
+            _show(door, answer, as_json)
 
-    ask_each(catalog, private(), lambda answer: _show(catalog, answer, as_json), how, runner=runner)
-    return 0
+    try:
+        door.answer_each(statements, how, show, explain)
+    except SessionRefusedError as error:
+        for line in () if as_json else lacking_lines(error.figures):
+            click.echo(f"  {line}", err=True)
+        raise
+    return max(codes) if all(route.explains for route in routes) else 0
 
 
-def _show(catalog: "Catalog", answer: "SqlAnswer", as_json: bool) -> None:
+def _show(door: "Door", answer: "SqlAnswer", as_json: bool) -> None:
     """Print an answer and what it was charged."""
     import msgspec
 
-    from dpstream.accounting.strength import weaknesses
     from dpstream.pipelines.render.account import charge_lines
     from dpstream.pipelines.render.answer import cut_lines, weak_lines
     from dpstream.pipelines.sql.receipt import answer_text, records
 
-    head = answer.header
-    warnings = weaknesses(head.epsilon, head.delta)
+    head, unit = answer.header, ""
+    warnings, notes = door.remarks(answer)
     if as_json:
         public = msgspec.to_builtins(head)
         fields = {
@@ -241,32 +257,25 @@ def _show(catalog: "Catalog", answer: "SqlAnswer", as_json: bool) -> None:
             "receipt": answer.digest,
             "insecure": answer.insecure,
             "warnings": warnings,
+            "notes": notes,
             "intervals_cover": "noise",
         }
         print_json({**public, **fields, "rows": records(answer)})
         return
     click.echo(answer_text(answer), nl=False)
-    if not answer.table.num_rows:
-        click.echo("Nothing was published: no group passed the threshold (see --explain).")
-    cut = head.cuts, head.not_estimated, catalog.unit.name, "group", bool(answer.intervals)
-    for line in (*weak_lines(answer.weak), *cut_lines(*cut)):
+    if head.run_id and not head.points:
+        unit = door.catalog.unit.name
+        if not answer.table.num_rows:
+            click.echo("Nothing was published: no group passed the threshold (see --explain).")
+    cut = head.cuts, head.not_estimated, unit, "group", bool(answer.intervals)
+    for line in (*weak_lines(answer.weak), *notes, *(cut_lines(*cut) if unit else ())):
         click.echo(line)
     for name in head.nulls:
         click.echo(f"{name} is NULL: too few units to choose its bounds by", err=True)
-    cost = guarantee_pair(head.epsilon, head.delta)
-    paid = charge_lines(f"{cost} per unit", answer.charged, head.run_id, head.answered)
+    if not head.run_id:
+        return
+    paid = charge_lines(head.paid, answer.charged, head.run_id, head.answered)
     print_charge(paid, answer.insecure, warnings if answer.charged is not False else ())
-
-
-def _explain(catalog: "Catalog", statements: list[str], how: Asking, as_json: bool) -> int:
-    """Print what the statements would cost; return the exit code that asking them would have."""
-    from dpstream.pipelines.render.question_plan import explanation_text
-    from dpstream.pipelines.sql.explain import as_builtins, explain
-
-    explanation = explain(catalog, statements, how)
-    figures = as_builtins(explanation)
-    print_figures(as_json, figures, explanation_text(figures))
-    return explanation.acceptance.exit_code
 
 
 def _check(catalog: "Catalog", as_json: bool) -> None:
@@ -293,9 +302,19 @@ def _check(catalog: "Catalog", as_json: bool) -> None:
 _LEAVE = ("exit", "quit", "\\q")
 
 
-def _prompt(catalog: "Catalog", explain: bool, how: Asking, runner: "Runner | None") -> None:
+def _prompt(
+    door: "Door", explain: bool, how: Asking, tell: "Callable[[AccountPlace], object]"
+) -> None:
     """Read statements, each ended by a semicolon; an error does not end the prompt."""
     from dpstream.accounting.errors import DpstreamError
+    from dpstream.state.ledger.open import AccountPlace
+
+    places = set[AccountPlace]()
+
+    def once(place: AccountPlace) -> None:
+        if place not in places:
+            tell(place)
+        places.add(place)
 
     click.echo("Statements end with ;  EXPLAIN before one shows its cost.  Ctrl-D ends.")
     text = ""
@@ -314,7 +333,7 @@ def _prompt(catalog: "Catalog", explain: bool, how: Asking, runner: "Runner | No
             text = text if text.strip() else ""
             continue
         try:
-            _answer(catalog, text, explain, how, False, runner)
+            _answer(door, text, explain, how, False, once)
         except DpstreamError as error:
             click.echo(f"{error.kind}: {error}", err=True)
         text = ""

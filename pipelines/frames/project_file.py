@@ -25,10 +25,9 @@ from dpstream.state.private_log import keep_beside
 if TYPE_CHECKING:
     from dpstream.accounting.plan.plan import Plan
     from dpstream.dp_transforms.run import Run
+    from dpstream.pipelines.door.dbapi import Connection
     from dpstream.pipelines.jobs.job import Job
     from dpstream.pipelines.runners.bounded import Runner
-    from dpstream.pipelines.session.session import Session
-    from dpstream.pipelines.sql.dbapi import Connection
     from dpstream.pipelines.sql.receipt import SqlAnswer
     from dpstream.pipelines.stream.run import Result
 
@@ -227,6 +226,7 @@ class ProjectFile:
         fresh: bool = False,
         as_of: str = "",
         runner: "Runner | None" = None,
+        analyst: str = "analyst",
     ) -> "SqlAnswer":
         """Return the private answer of a statement about the tables of a data set.
 
@@ -236,34 +236,21 @@ class ProjectFile:
             fresh: ask again, at a new charge, a question that was answered before.
             as_of: a public label of the state of the data, e.g. a date.
             runner: the Beam runner whose workers read the rows; ``None``: this process reads them.
+            analyst: who asks a table whose records have budgets of their own.
 
         Raises:
             DpstreamError: the statement cannot be used, or not privately as it is written, or its
                 charge exceeds the account's limit.
         """
-        from dpstream.pipelines.sql.ask import ask
+        with self.connect(data_set, runner=runner, analyst=analyst) as connection:
+            return connection.door.answer(statement, Asking(fresh, as_of))
 
-        connection = self.connect(data_set)
-        return ask(connection.catalog, statement, Asking(fresh, as_of), runner=runner)
+    def connect(self, data_set: str | None = None, **how: Any) -> "Connection":
+        """Return a DB-API connection to the tables of a data set; see `door.dbapi.connect`."""
+        from dpstream.pipelines.door.dbapi import connect
 
-    def connect(self, data_set: str | None = None) -> "Connection":
-        """Return a DB-API connection to the tables of a data set; see `sql.dbapi.connect`."""
-        from dpstream.pipelines.sql.dbapi import connect
-
-        return connect(self.path, data_set, environment=self._environment, settings=self._settings)
-
-    def session(self, table: str | None = None, **how: Any) -> "Session":
-        """Return a session on a table in which each record has its own budget.
-
-        Args:
-            table: its name in the file; ``None``: the only one.
-            how: further arguments of `session.session.Session` (``analyst``, ``runner``).
-        """
-        from dpstream.pipelines.session.session import Session
-
-        return Session(
-            self.path, table, environment=self._environment, settings=self._settings, **how
-        )
+        places = {"environment": self._environment, "settings": self._settings}
+        return connect(self.path, data_set, **places, **how)  # type: ignore[arg-type]
 
     def account(self, data_set: str | None = None) -> DataSetAccount:
         """Return the account and the secret of a data set, for questions about tables in memory.

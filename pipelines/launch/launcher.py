@@ -1,9 +1,8 @@
-"""Start a section of a project file on Dataflow without waiting: the program of the flex template.
+"""Start a job of a project file on Dataflow without waiting: the program of the flex template.
 
-The template takes the project file, an environment, the kind of section (``kind``) and its name: a
-job, or the table of a batch that a session has paid.  All else is in the project file.  The
-launcher's machine is deleted afterwards, so a path on it is refused: of a job (`check_remote`) its
-store, account, secret, input or releases.
+The template takes the project file, an environment and the job's name.  All else is in the project
+file.  The launcher's machine is deleted afterwards, so a path on it is refused (`check_remote`):
+of the job's store, account, secret, input or releases.
 """
 
 import argparse
@@ -13,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from dpstream.accounting.errors import DpstreamError, UsageError
 from dpstream.pipelines.connectors.write import dead_letter_folder
@@ -24,7 +22,6 @@ from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES
 from dpstream.pipelines.runners.table import (
     RUNNERS,
-    make_runner,
     refuse_at_least_once,
     refuse_unknown,
 )
@@ -32,8 +29,6 @@ from dpstream.pipelines.stream.run import run_job
 from dpstream.state.ledger.open import PROJECT_FILE, file_of
 from dpstream.state.private_log import unexpected
 
-#: What can be started, and the parameters beside the project file that it needs.
-KINDS = {"job": (), "batch": ("out_folder", "ticket")}
 RUNNER = "DataflowRunner"
 
 
@@ -79,14 +74,11 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     texts = {
         "project_file": "the project file, local or gs://",
-        "name": "of the job or the table; without it the only one",
+        "name": "of the job; without it the only one",
         "environment": "whose places are taken",
-        "out_folder": "of a batch: a new folder, gs://",
-        "ticket": "of a batch: what `dpstream session ask --ticket` wrote, gs://",
     }
     for name, text in texts.items():
         arguments.add_argument(f"--{name}", required=name == "project_file", help=text)
-    arguments.add_argument("--kind", choices=tuple(KINDS), default="job", help="what is started")
     arguments.add_argument(
         "--dry_run",
         nargs="?",
@@ -98,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def fetch(path: str, folder: Path, kind: str = "job", name: str | None = None) -> Path:
+def fetch(path: str, folder: Path, name: str | None = None) -> Path:
     """Copy the project file, and the query of a job, from any of Beam's file systems.
 
     Returns:
@@ -109,8 +101,6 @@ def fetch(path: str, folder: Path, kind: str = "job", name: str | None = None) -
     """
     local = folder / PROJECT_FILE
     local.write_bytes(_text(path, "--project_file"))
-    if kind != "job":
-        return local
     _, job = load_project(local).job(name)
     if job.query is not None:
         query = local.parent / job.query
@@ -186,46 +176,12 @@ def start_job(project: Path, own: argparse.Namespace, beam_args: list[str]) -> d
     return {"run_id": result.run_id, "plan_hash": result.plan_hash}
 
 
-def start_batch(project: Path, own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the batch and do not wait; a dry run describes it by public names and options."""
-    from dpstream.pipelines.launch.batch import BatchParameters, begin, pipeline_of
-
-    opened = load_project(project, own.environment)
-    parameters = BatchParameters.of(opened, own.name, own.ticket, own.out_folder)
-    beam_flags = flags(beam_args, streaming=False)
-    if own.dry_run == "true":
-        return {
-            "ticket": parameters.ticket,
-            "table": parameters.table,
-            "out_folder": parameters.out,
-            "options": options_of(beam_flags),
-        }
-    began = begin(parameters)
-    if not began.done:
-        engine = make_runner(RUNNER, without_runner(beam_flags))
-        engine.options.view_as(StandardOptions).streaming = False
-        pipeline = beam.Pipeline(runner=engine.runner, options=engine.options)
-        pipeline_of(began, pipeline)
-        pipeline.run()
-    return {"run_id": began.ticket.run_id, "done": began.done}
-
-
 def start(own: argparse.Namespace, beam_args: list[str]) -> dict[str, Any]:
-    """Start the named section, or describe it without starting.
-
-    Raises:
-        UsageError: a parameter is missing, or has no meaning for this kind.
-    """
-    for parameter in ("out_folder", "ticket"):
-        given = getattr(own, parameter) is not None
-        if given is not (parameter in KINDS[own.kind]):
-            rule = f"has no meaning for a {own.kind}" if given else f"is required for a {own.kind}"
-            raise UsageError(f"--{parameter}", rule, "leave it out" if given else "give gs://...")
+    """Start the job of the project file, or describe it without starting."""
     with tempfile.TemporaryDirectory(prefix="dpstream-launch-") as folder:
-        project = fetch(own.project_file, Path(folder), own.kind, own.name)
+        project = fetch(own.project_file, Path(folder), own.name)
         try:
-            run = start_job if own.kind == "job" else start_batch
-            return run(project, own, beam_args)
+            return start_job(project, own, beam_args)
         except UsageError as error:
             if error.field != "--env":  # what commands call the template's parameter
                 raise

@@ -38,7 +38,7 @@ from dpstream.state.ledger.open import (
 #: Warning about a session's account, whose entries charge only the points that they name.
 _POINTS = (
     "only some points pay for each entry, so the sum is too high: a record pays at most its "
-    "initial budget (`dpstream session budget`)"
+    "initial budget (SELECT * FROM dpstream.budget)"
 )
 
 _OVER = "the charges exceed the limit: it guarantees nothing now, and every new charge is refused"

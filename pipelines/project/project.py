@@ -439,7 +439,7 @@ def unit_of(project: Project, name: str, used_by: str, unit_name: str = "user") 
         fix = f'add unit = {{ name = "{unit_name}", type = "string" }} to [data_set.{name}]'
         table = _session_table(project, name)
         if table is not None:
-            fix = f"ask with `dpstream session ask {table}`, or name a data set with a unit"
+            fix = f"ask table {table} in SQL alone, or name a data set with a unit"
         raise UsageError(f"data_set.{name}.unit", f"is required by {used_by}", fix)
     return unit
 
@@ -484,7 +484,7 @@ def _making(project: Project, name: str) -> str:
     if project.sections.data_set[name].unit is not None:
         return "make one with `dpstream account create`, which prints the line"
     table = _session_table(project, name) or "TABLE"
-    return f"make it with `dpstream session init {table}`, which writes the line"
+    return f"make it with `dpstream table init {table}`, which writes the line"
 
 
 def is_session_table(table: TableSection) -> bool:

@@ -36,7 +36,7 @@ class UnitSection(Section, frozen=True):
 class AccountSection(Section, frozen=True):
     """``account`` of a data set: its id, and its file or ``spanner://PROJECT/INSTANCE/DATABASE``.
 
-    `dpstream init`, `dpstream account create` and `dpstream session init` write it; only the last
+    `dpstream init`, `dpstream account create` and `dpstream table init` write it; only the last
     of them makes an account for a section without an id.
     """
 
@@ -61,7 +61,7 @@ class DataSetSection(Section, frozen=True):
     """``[data_set.NAME]``: tables about the same privacy units, with one account and one secret.
 
     Attributes:
-        unit: absent if each record has its own budget (`dpstream session`).
+        unit: absent if each record has its own budget (`dpstream table`).
         secret: ``file:PATH``, ``env:NAME`` or ``gcp:projects/P/secrets/S/versions/N``: a reference
             to the secret that all noise is computed from.
         insecure_test_secret: 64 hex digits, for tests on public data: whoever knows them can

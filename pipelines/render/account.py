@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpstream.accounting.composition import NAMES
-from dpstream.accounting.figures import decimal_text, exact, guarantee_pair, left_text, up
+from dpstream.accounting.figures import exact, guarantee_pair, left_text, up
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.pipelines.render.layout import count, each, labelled, page, table_text
 
@@ -286,32 +286,3 @@ def _counted(entry: dict[str, Any]) -> str:
         return ""
     unit = UnitIdentity.read(entry["identity"])
     return f", counted {entry['counted_as']:,} times: {unit.description}"
-
-
-def points_text(figures: dict[str, Any]) -> str:
-    """Return what the points of a session's table have spent, by kind of budget.
-
-    Args:
-        figures: `session.overview.overview`.
-    """
-    table = f"{figures['table']}, data set {figures['data_set']}, unit {figures['unit']}"
-    lines = [*labelled("Table", table), *labelled("Entries", f"{figures['entries']:,}")]
-    for kind, part in figures["budgets"].items():
-        lines += labelled(
-            kind,
-            f"spent by a point at most {decimal_text(part['most_spent'])}, at least "
-            f"{decimal_text(part['least_spent'])}, of initial budgets up to "
-            f"{decimal_text(part['most_initial'])}; in {count(part['regions'], 'region')}",
-            *(
-                f"{'closed' if row['spent'] is None else decimal_text(row['spent']):>10}  where "
-                f"{row['where']}"
-                for row in part["rows"]
-            ),
-        )
-    for kind, own in figures["quotas"].items():
-        lines += labelled(
-            "Quota",
-            f"{own['analyst']}: {kind} {decimal_text(own['quota'])} of a point, charged to one at "
-            f"most {decimal_text(own['most_charged'])}",
-        )
-    return page(lines)

@@ -156,7 +156,7 @@ def session_text(plan: dict[str, Any]) -> str:
     union = plan["union"]
     if union is not None:
         half = human((union["high"] - union["low"]) / 2)
-        lines += labelled("Free", f"--union: from {union['parts']:,} parts, ±{half}")
+        lines += labelled("Free", f"union = TRUE: from {union['parts']:,} parts, ±{half}")
     elif plan["union_searched"]:
         lines += labelled("Free", "no union of disjoint answers was found")
     if plan["acceptance"]["run_id"] is None:
@@ -170,7 +170,7 @@ def _payment(plan: dict[str, Any]) -> list[str]:
     if not plan["accepted"]:
         if not plan["lacking_boxes"]:
             return []
-        enough = f'all points have enough where "{plan["enough"]}"; or --drop'
+        enough = f"all points have enough where {plan['enough']}; or drop = TRUE"
         return labelled(
             "Refused",
             f"points in {count(plan['lacking_boxes'], 'box', 'boxes')} lack {paid}; all points "

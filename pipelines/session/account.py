@@ -66,7 +66,7 @@ def _id_of_records(place: AccountPlace) -> str:
         history_of(read_ledger(place.path)).created,
         f"data_set.{place.data_set}.account.path",
     )
-    fix = "write another path, where `dpstream session init` makes the account"
+    fix = "write another path, where `dpstream table init` makes the account"
     if created.unit.name != RECORD or created.limit is not None:
         rule = f"is an account of the unit {created.unit.description}, which has a limit"
         raise UsageError(field, f"{rule}: here each record has a budget of its own", fix)

@@ -1,4 +1,4 @@
-"""Ask a question of a session: once, or as a standing query over records that keep arriving.
+"""Ask a question of points: once, or at each tick of a stream of records.
 
 It follows the common sequence of charge and answer (`pipelines.ask`).  Decision, charge and boxes
 are one transaction, in which predicates on consumption are resolved.  Neither the transaction nor
@@ -17,16 +17,16 @@ window over future arrivals would pay for records that do not exist yet.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError
 from dpstream.accounting.regions.boxes import cut, overlapped, taken
-from dpstream.accounting.regions.space import Integer, Real, Space, Timestamp
+from dpstream.accounting.regions.space import Dimension, Integer, Real, Space, Timestamp
 from dpstream.accounting.regions.spent import Own, decide
 from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
@@ -35,16 +35,17 @@ from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.question import Question as Asked
 from dpstream.pipelines.formats.receipt import answered_now, encoded
+from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.open_table import OpenTable
-from dpstream.pipelines.session.receipt import Answer, Header, decoded
-from dpstream.pipelines.session.receipt import check as check_part
 from dpstream.pipelines.session.selection import Selection, common
+from dpstream.pipelines.sql.receipt import Header, Points
 from dpstream.state.ledger.balances import region_of
 from dpstream.state.ledger.contract import Answer as Committed
 from dpstream.state.ledger.contract import Decision
-from dpstream.state.ledger.events import Charge, ChargeKind
+from dpstream.state.ledger.events import Charge, ChargeKind, RegionCharge
 from dpstream.state.ledger.history import History
 from dpstream.state.ledger.orders import Order, Views
+from dpstream.state.ledger.regions import stated_cost
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,17 +85,17 @@ class SessionRequest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SessionQuestion:
-    """A question of a session, for `ask.sequence`."""
+    """A question of points, for `ask.sequence`."""
 
     open_table: OpenTable
     request: SessionRequest
     kind: ClassVar[ChargeKind] = "session"
 
-    @property
+    @functools.cached_property
     def identity(self) -> Sequence[bytes]:
         """The canonical parts of the question; see `ask.question.Question`."""
         open_table, request = self.open_table, self.request
-        _check_meaning(open_table, request)  # what no receipt can hold has no canonical form either
+        request.question.check(open_table.space)  # without a meaning there is no canonical form
         nothing = open_table.space.everything[:0]
         return [
             b"question",
@@ -127,8 +128,10 @@ class SessionQuestion:
 
     def draw(self, charge: Charge, ring: KeyRing) -> bytes:
         """Read the records, draw the noise and return the receipt; see `ask.question.Question`."""
-        table = _read_and_drawn(self.open_table, self.request, charge, ring)
-        return encoded(header(self.open_table, self.request, **answered_now(charge)), table)
+        request, question = self.request, self.request.question.canonical
+        points = Points(self.open_table.table.digest, question, request.drop, request.allotment)
+        table = _read_and_drawn(self.open_table, question, charge, ring)
+        return encoded(_header(charge, points), table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +140,15 @@ class AllotmentQuestion:
 
     Attributes:
         order: what is charged.
-        name: an allotment with the same order and name is charged only once.
+        name: the analyst's name of it; with the same order and name it is charged only once.
+        earlier: how many allotments of this name the analyst has given up before.
     """
 
     open_table: OpenTable
     order: Order
     selection: Selection
     name: str
+    earlier: int
     kind: ClassVar[ChargeKind] = "session"
 
     @property
@@ -153,7 +158,7 @@ class AllotmentQuestion:
         return [
             b"allotment",
             open_table.table.digest.encode(),
-            self.name.encode(),
+            f"{self.name}\0{self.earlier}".encode(),
             open_table.analyst.encode(),
             f"{order.kind} {order.amount}".encode(),
             self.selection.identity,
@@ -161,51 +166,85 @@ class AllotmentQuestion:
         ]
 
     def check(self, ring: KeyRing) -> None:
-        """Do nothing: `decide` checks the order."""
+        """Refuse a name that another allotment of the analyst has.
+
+        Raises:
+            PolicyError: it is taken.
+        """
+        if self.name in self.open_table.allotments():
+            raise PolicyError(
+                "allotment",
+                f"{self.name!r} is there already, of other points or another amount",
+                f"choose another name, or write DROP ALLOTMENT {self.name} ON the table first",
+            )
 
     def decide(self, run_id: str, account: History) -> Decision:
-        """Return the charge with an empty receipt, which is committed together with it."""
-        return Decision(self.open_table.account.decide(self.order, run_id), b"")
+        """Return the charge with its receipt, which is committed together with it."""
+        charge = self.open_table.account.decide(self.order, run_id)
+        return Decision(charge, _named(self.open_table, charge, self.order, self.name))
 
     def stamp(self) -> object:
         """Return ``None``: no record is read."""
         return None
 
     def draw(self, charge: Charge, ring: KeyRing) -> bytes:
-        """Return nothing: the receipt is committed with the charge."""
-        return b""
+        """Refuse: the receipt is committed with the charge."""
+        raise InvariantError("an allotment has its receipt")
 
 
-def ask(
-    open_table: OpenTable,
-    request: SessionRequest,
-    deliver: Callable[[Answer], object] = lambda _: None,
-) -> Answer:
-    """Return the private answer of a question.
+@dataclasses.dataclass(frozen=True)
+class DroppedAllotment:
+    """The end of an allotment: what is left of it is drawn, and answers nothing.
 
-    Args:
-        deliver: shows the answer; if it fails, asking ``fresh`` again continues this answer.
-
-    Raises:
-        SessionRefusedError: points lack budget; its ``decision`` lists them, and is public.
-        DpstreamError: the question has no meaning, the secret or table is missing, or the account
-            is another table's.
+    Attributes:
+        name: the analyst's name of the allotment; run_id: its run id.
     """
-    answers = list[Answer]()
 
-    def present(committed_answer: Committed) -> None:
-        from dpstream.dp_transforms.session import presented  # loads the noise, which no plan needs
+    open_table: OpenTable
+    name: str
+    run_id: str
+    paid: RegionCharge
+    kind: ClassVar[ChargeKind] = "session"
 
-        answer = decoded(committed_answer, open_table.insecure)
-        header = msgspec.structs.replace(
-            answer.header, question=request.question, where=request.selection.text
-        )
-        table = presented(open_table.space, request.question, answer.table)
-        answers.append(answer._replace(header=header, table=table))
-        deliver(answers[0])
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """The canonical parts; see `ask.question.Question`."""
+        return [b"dropped", self.open_table.table.digest.encode(), self.run_id.encode()]
 
-    committed(open_table, SessionQuestion(open_table, request), request.how, present)
-    return answers[0]
+    def check(self, ring: KeyRing) -> None:
+        """Do nothing: `decide` checks what is left."""
+
+    def decide(self, run_id: str, account: History) -> Decision:
+        """Return the draw with its receipt."""
+        region, analyst = self.open_table.account, self.open_table.analyst
+        left = region.left_of(self.run_id)
+        terms = (self.run_id, self.paid.budget, left, analyst, lambda _, read: read, run_id)
+        charge = region.decide_draw(*terms)  # type: ignore[arg-type]
+        order = Order(self.paid.budget, left, analyst, lambda _: self.paid.read)  # type: ignore[arg-type]
+        return Decision(charge, _named(self.open_table, charge, order, self.name, self.run_id))
+
+    def stamp(self) -> object:
+        """Return ``None``: no record is read."""
+        return None
+
+    def draw(self, charge: Charge, ring: KeyRing) -> bytes:
+        """Refuse: the receipt is committed with the charge."""
+        raise InvariantError("the end of an allotment has its receipt")
+
+
+def _named(
+    open_table: OpenTable, charge: Charge, order: Order, name: str, allotment: str = ""
+) -> bytes:
+    question = Question(kind=order.kind, amount=order.amount)
+    points = Points(open_table.table.digest, question, allotment=allotment, name=name)
+    return encoded(_header(charge, points))
+
+
+def _header(charge: Charge, points: Points) -> Header:
+    """Return the header of a receipt: what the question costs a record, whoever paid before."""
+    epsilon, delta, _ = stated_cost(points.question.kind, points.question.amount)
+    cost = {"epsilon": epsilon, "delta": delta, "mu": None, "threshold_delta": 0.0}
+    return Header(**answered_now(charge), **cost, points=points)  # type: ignore[arg-type]
 
 
 def committed(
@@ -218,6 +257,11 @@ def committed(
 
     Args:
         deliver: writes what the command makes of the answer.
+
+    Raises:
+        SessionRefusedError: points lack budget; its ``decision`` lists them, and is public.
+        DpstreamError: the question has no meaning, the secret or table is missing, or the account
+            is another table's.
     """
 
     def refreshed(answer: Committed) -> None:
@@ -230,18 +274,11 @@ def committed(
 
 def check(open_table: OpenTable, request: SessionRequest) -> None:
     """Refuse a question that cannot be answered, before it is charged; read no record."""
-    _check_meaning(open_table, request)
+    request.question.check(open_table.space)
     open_table.manifest()
     if open_table.runner is not None:
         open_table.runner.check()
     _ = open_table.ring  # refuses a secret that cannot be read
-
-
-def _check_meaning(open_table: OpenTable, request: SessionRequest) -> None:
-    """Refuse a question that has no meaning, or whose answer no receipt can hold."""
-    request.question.check(open_table.space)
-    check_part(request.question)  # first: its canonical form relies on the types
-    check_part(header(open_table, request, run_id="", plan_hash=""))
 
 
 def request_of(open_table: OpenTable, request: SessionRequest) -> str:
@@ -280,29 +317,13 @@ def _resolved(open_table: OpenTable, request: SessionRequest, boxes: Int64) -> I
     return parts
 
 
-def header(open_table: OpenTable, request: SessionRequest, **more: Any) -> Header:
-    """Return the header of a question's receipt, with the question in its canonical form.
-
-    Args:
-        more: the header's other fields.
-    """
-    return Header(
-        table=open_table.table.digest,
-        where=request.selection.text,
-        question=request.question.canonical,
-        drop=request.drop,
-        allotment=request.allotment,
-        **more,
-    )
-
-
 def _read_and_drawn(
-    open_table: OpenTable, request: SessionRequest, charge: Charge, ring: KeyRing
+    open_table: OpenTable, question: Question, charge: Charge, ring: KeyRing
 ) -> "pa.Table":
     """Read and draw in this process, or on the workers of a runner; both give the same bytes."""
     from dpstream.dp_transforms.session import answered  # loads the noise, which no plan needs
 
-    question, read = request.question.canonical, region_of(charge, open_table.table).read
+    read = region_of(charge, open_table.table).read
     if open_table.runner is None:
         totals = open_table.scan().totals(
             read, question.cells, question.needs(open_table.space, read)
@@ -329,75 +350,73 @@ MAX_TICK = 200
 
 
 class SlidingQuestion(NamedTuple):
-    """A standing query.
+    """A question that is asked at each tick.
 
     Attributes:
         question: the question with its amount.
         selection: the points, of any arrival.
-        arrival: the dimension of arrival.
+        place: number of the dimension of arrival.
         width: width of a window, in whole cells of the dimension's grid.
-        start: coordinate at which the first window may begin.
     """
 
     question: Question
     selection: Selection
-    arrival: str
+    place: int
     width: int
-    start: int = 0
 
 
-def arrival_of(space: Space, name: str) -> int:
-    """Return the number of a dimension that can be the dimension of arrival.
-
-    Raises:
-        UsageError: its values have no order.
-    """
-    place, ordered = space.place(name), (Timestamp, Integer, Real)
-    if not isinstance(space.dimensions[place], ordered):
-        names = ", ".join(d.name for d in space.dimensions if isinstance(d, ordered))
-        raise UsageError(
-            "--arrival", f"{name!r} holds neither instants nor numbers", f"use {names}"
-        )
-    return place
-
-
-def cells_wide(space: Space, name: str, coordinates: int) -> int:
-    """Check that a width in coordinates is whole cells of the dimension's grid; return it.
-
-    Raises:
-        UsageError: it is not; such a window would also charge points outside it.
-    """
-    grid = int(space.grids[arrival_of(space, name)])
-    if coordinates < 1 or coordinates % grid:
-        raise UsageError("--width", "must be whole cells of the grid", "use a multiple of the grid")
-    return coordinates
-
-
-def tick(open_table: OpenTable, query: SlidingQuestion, until: int, name: str) -> Answer:
-    """Ask one tick of a standing query.
+def sliding_window(
+    open_table: OpenTable, request: SessionRequest, arrival: int, width: int, until: int
+) -> SessionRequest:
+    """Return a question of the earliest window of arrivals that has enough budget.
 
     Args:
+        request: its label is the tick's name: the same tick is answered once.
+        arrival: number of the dimension of arrival.
+        width: of a window, in coordinates.
         until: coordinate at or before which windows end: the arrivals so far.
-        name: the tick's name; the same tick is answered once.
 
     Raises:
-        PolicyError: no window has enough budget; later arrivals may.
-        DpstreamError: see `ask.ask`.
+        UsageError: the dimension has no order, the width is not whole cells of its grid (such a
+            window would also charge points outside it), or the tick has no name.
     """
-    if not name or not name.isprintable() or len(name) > MAX_TICK:
-        raise UsageError("--tick", "must be a short printable name", "name when it is due")
-    question = query.question
+    space, name = open_table.space, request.as_of
+    dimension, grid = _ordered(space, arrival), int(space.grids[arrival])
+    for wrong, field, rule, fix in (
+        (
+            width < 1 or width % grid,
+            "width",
+            "must be whole cells of the grid",
+            f"use a multiple of {grid}",
+        ),
+        (
+            not name or not name.isprintable() or len(name) > MAX_TICK,
+            "as_of",
+            "must be a short printable name of the tick",
+            "name when it is due: --as-of 2024-01-09",
+        ),
+    ):
+        if wrong:
+            raise UsageError(field, rule, fix)
+    query = SlidingQuestion(request.question, request.selection, arrival, width)
 
     def window(views: Views) -> Int64:
-        kind, analyst = question.kind, open_table.analyst
+        kind, analyst = query.question.kind, open_table.analyst
         quota = open_table.config.rules.quotas.of(kind, analyst)
         own = None if quota is None else Own(open_table.account.analyst_spent(kind, analyst), quota)
-        return first_window(open_table.space, query, views, until, own)
+        return first_window(space, query, views, until, own)
 
     # What makes the request: the query without the window that is chosen, and the tick.
-    sliding = f"{query.arrival} {query.start} {query.width}"
-    request = SessionRequest(question, query.selection, as_of=name, window=window, sliding=sliding)
-    return ask(open_table, request)
+    return request._replace(window=window, sliding=f"{dimension.name} 0 {width}")
+
+
+def _ordered(space: Space, place: int) -> Dimension:
+    """Return a dimension whose values have an order."""
+    dimension = space.dimensions[place]
+    if not isinstance(dimension, Timestamp | Integer | Real):
+        rule = f"{dimension.name!r} holds neither instants nor numbers"
+        raise UsageError("arrival", rule, "name a dimension that does")
+    return dimension
 
 
 def first_window(
@@ -408,10 +427,8 @@ def first_window(
     Raises:
         PolicyError: no window has enough.
     """
-    place = arrival_of(space, query.arrival)
-    width, grid = query.width, int(space.grids[place])
-    begin = -(-query.start // grid) * grid
-    end = min(until, int(space.values[place]))
+    place, width, grid = query.place, query.width, int(space.grids[query.place])
+    begin, end = 0, min(until, int(space.values[place]))
     frame = space.everything[0].copy()
     frame[place] = begin, max(end, begin)
     boxes = query.selection.boxes(views)
@@ -442,17 +459,19 @@ def first_gap(taken_up: Int64, begin: int, end: int, width: int, grid: int) -> i
     return low if low + width <= end else None
 
 
-def close_before(open_table: OpenTable, arrival: str, before: Any) -> bool:
+def close_before(open_table: OpenTable, arrival: str, before: str) -> bool:
     """Close all arrivals before a value for ever; return whether they were open.
 
     Args:
-        before: a value of the dimension, on its grid.
+        before: a value of the dimension, on its grid, as text.
 
     Raises:
         UsageError: it is not a value of the dimension, or lies between two lines of the grid.
     """
-    place = arrival_of(open_table.space, arrival)
-    edge = open_table.space.dimensions[place].edge(before)
+    place = open_table.space.place(arrival)
+    dimension = _ordered(open_table.space, place)
+    instant = isinstance(dimension, Timestamp)
+    edge = dimension.edge(instant_micros("--before", before) if instant else before)
     if not edge:
         raise UsageError("--before", "is before all arrivals", "name a later one")
     box = open_table.space.everything.copy()

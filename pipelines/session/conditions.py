@@ -1,368 +1,497 @@
-"""Conditions on points, and the disjoint boxes where they are true.
+"""Conditions and groups of a checked statement, as ranges of coordinates.
 
-A condition is represented by the points where it is TRUE: negation is moved into comparisons before
-(`selection`), so that SQL's third value needs no representation.  A condition on consumption is a
-function of what was spent, which is given when its boxes are computed: under the lock of the
-charge.
+A condition is read as GoogleSQL means it, over the columns of one table with budgets per record:
 
-A coordinate of an integer, a category or an initial budget stands for one value, so that every
-comparison with a value is exact.  One of a real number or an instant stands for a whole step: only
-``<`` and ``>=`` at a line of the grid divide records as they divide coordinates, and everything
-else is refused, unless the value lies outside the dimension's range.
+* a column is the value of its dimension: NULL at the point of missing values.  ``consumed_epsilon``
+  and ``consumed_rho`` are what a point has spent, ``remaining_epsilon`` and ``remaining_rho`` what
+  it has left of its initial budget, 0 where nothing is left; they are resolved when the question is
+  charged;
+* a comparison of a column with a literal, BETWEEN, IN, IS NULL, AND, OR and NOT become ranges of
+  coordinates.  A real number or an instant is known by its step alone, so that only ``<`` and
+  ``>=`` at a line of the grid are decided; others are refused;
+* any other expression over one dimension whose coordinates stand for a single value each (and over
+  public tables that are joined by its value) is computed by DuckDB for each of them, in the forms
+  of `statements.forms`.
+
+Negation is moved into the parts, so that a condition is represented by the points where it is TRUE;
+that of a comparison with NULL is not true either.
+
+**Joins.**  A public relation is joined by the value of a dimension, so that which rows a record
+meets depends on its point alone.  A point whose records would meet several rows is refused: they
+would count several times.
+
+**Groups.**  A group is a range of coordinates of one dimension with one value: of a column each
+value; of any other expression, as of RANGE_BUCKET (a CASE since `statements.spelling`), the
+neighbouring coordinates for which it has the same value.
 """
 
 import functools
-import operator
-import unicodedata
+import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from math import ceil, floor
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import pyarrow as pa
+from sqlglot import exp
 
-from dpstream.accounting import limits
-from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import InvariantError, UsageError, required
+from dpstream.accounting.errors import UsageError, instance
+from dpstream.accounting.limits import MAX_CELLS
 from dpstream.accounting.regions.amounts import MICRO
-from dpstream.accounting.regions.boxes import club, cut, overlapped, stacked, taken, without
+from dpstream.accounting.regions.conditions import (
+    FAR,
+    NEGATED,
+    TURNED,
+    AllOf,
+    AnyOf,
+    Condition,
+    Level,
+    Ranges,
+    Value,
+    Within,
+    amounts_at,
+    apart,
+    joined,
+    shared,
+    true_at,
+)
 from dpstream.accounting.regions.space import (
     Budget,
     BudgetKind,
     Category,
     Dimension,
     Integer,
-    Real,
     Space,
     Timestamp,
 )
-from dpstream.accounting.regions.spent import Spent
+from dpstream.accounting.sessions.aggregates import Axis, Cells
+from dpstream.dp_transforms.session import labels
+from dpstream.pipelines.statements.errors import position
+from dpstream.pipelines.statements.exact import safe_query
+from dpstream.pipelines.statements.forms import SIGNS, type_of
+from dpstream.pipelines.statements.statement import Group
+from dpstream.pipelines.tables.catalog import Tables
+from dpstream.pipelines.tables.engine import Engine
 
-#: Whole numbers from low to before high; together in order, with gaps between them.
-Ranges = tuple[tuple[int, int], ...]
-#: Boxes of a condition on the way to its answer, and the most that one of two sides may have where
-#: they are compared with each other.
-MAX_PARTS, MAX_SIDE = 1 << 17, limits.MAX_QUERY_BOXES
-#: Beyond every amount.
-FAR = 1 << 62
-
-
-class Views(Protocol):
-    """Views of what was spent, which resolve conditions on consumption
-    (`state.ledger.regions.Views`).
-    """
-
-    def spent(self, kind: BudgetKind) -> Spent:
-        """Return the spent budget of every point."""
-
-
-class Within(NamedTuple):
-    """The condition that the coordinate of a dimension is in some ranges."""
-
-    place: int
-    ranges: Ranges
-
-
-class Level(NamedTuple):
-    """The condition that a point's spent or left budget is in some ranges of millionths.
-
-    What is left of its initial budget is never below 0.
-    """
-
-    kind: BudgetKind
-    left: bool
-    ranges: Ranges
-
-
-class AllOf(NamedTuple):
-    """The condition that all parts are true; without parts it is always true."""
-
-    parts: tuple["Condition", ...]
-
-
-class AnyOf(NamedTuple):
-    """The condition that at least one part is true; without parts it is never true."""
-
-    parts: tuple["Condition", ...]
-
-
-Condition = Within | Level | AllOf | AnyOf
-
-
-def kinds_in(condition: Condition) -> frozenset[BudgetKind]:
-    """Return the kinds of budget whose consumption a condition depends on."""
-    if isinstance(condition, Level):
-        return frozenset({condition.kind})
-    if isinstance(condition, Within):
-        return frozenset()
-    return frozenset[BudgetKind]().union(*map(kinds_in, condition.parts))
-
-
-def canonical(condition: Condition) -> str:
-    """Return a text that is the same for conditions which differ in the order of their parts."""
-    match condition:
-        case Within(place=place, ranges=ranges):
-            return f"coordinate {place} in {_text(ranges)}"
-        case Level(kind=kind, left=left, ranges=ranges):
-            return f"{kind} {'left' if left else 'spent'} in {_text(ranges)}"
-        case AllOf(parts=parts):
-            return f"all of ({', '.join(sorted(map(canonical, parts)))})"
-        case AnyOf(parts=parts):
-            return f"any of ({', '.join(sorted(map(canonical, parts)))})"
-
-
-def _text(ranges: Ranges) -> str:
-    return " ".join(f"{low}:{high}" for low, high in ranges)
-
-
-def boxes_where(condition: Condition, space: Space, views: Views | None) -> Int64:
-    """Return (m, d, 2) the points where a condition is true, as disjoint, merged boxes.
-
-    Raises:
-        UsageError: the condition has too many parts.
-    """
-    boxes = _boxes(condition, space, views)
-    return club(boxes, np.zeros(len(boxes), np.int64))[0] if len(boxes) > 1 else boxes
-
-
-def _boxes(condition: Condition, space: Space, views: Views | None) -> Int64:
-    match condition:
-        case Within(place=place, ranges=ranges):
-            return _ranged(space, place, ranges)
-        case Level():
-            views = required(views, "consumption needs what was spent")
-            return _levelled(condition, views.spent(condition.kind))
-        case AllOf(parts=parts):
-            parts = tuple(_merged(parts, met=True))
-            sides = sorted((_boxes(part, space, views) for part in parts), key=_order)
-            return functools.reduce(_met, sides, stacked([space.everything]))
-        case AnyOf(parts=parts):
-            parts = tuple(_merged(parts, met=False))
-            sides = sorted((_boxes(part, space, views) for part in parts), key=_order)
-            return functools.reduce(_either, sides, space.everything[:0])
-
-
-def _order(boxes: Int64) -> tuple[int, bytes]:
-    """Few boxes first; the order in which parts are written decides nothing."""
-    return len(boxes), np.ascontiguousarray(boxes).tobytes()
-
-
-def _merged(parts: Sequence[Condition], met: bool) -> list[Condition]:
-    """Combine comparisons of one dimension into one condition."""
-    within: dict[int, list[Ranges]] = {}
-    others = list[Condition]()
-    for part in parts:
-        if isinstance(part, Within):
-            within.setdefault(part.place, []).append(part.ranges)
-        else:
-            others.append(part)
-    merge = shared if met else joined
-    return [*(Within(place, merge(ranges)) for place, ranges in within.items()), *others]
-
-
-def joined(range_lists: Sequence[Ranges]) -> Ranges:
-    """Return the numbers that are in at least one of several ranges."""
-    merged = list[tuple[int, int]]()
-    for low, high in sorted(part for ranges in range_lists for part in ranges if part[0] < part[1]):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], high)
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def apart(ranges: Ranges, low: int, high: int) -> Ranges:
-    """Return the numbers from low to before high that are in none of the ranges."""
-    gaps, at = list[tuple[int, int]](), low
-    for begin, end in joined([ranges]):
-        gaps.append((at, min(begin, high)))
-        at = max(at, end)
-    return tuple(part for part in [*gaps, (at, high)] if part[0] < part[1])
-
-
-def shared(range_lists: Sequence[Ranges]) -> Ranges:
-    """Return the numbers that are in all of several ranges."""
-    outside = [apart(ranges, -FAR, FAR) for ranges in range_lists]
-    return apart(joined(outside), -FAR, FAR)
-
-
-def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
-    size = int(space.sizes[place])
-    inside = [(max(low, 0), min(high, size)) for low, high in joined([ranges])]
-    inside = [part for part in inside if part[0] < part[1]]
-    boxes = np.repeat(space.everything, len(inside), axis=0)
-    if inside:
-        boxes[:, place] = inside
-    return stacked([boxes])
-
-
-def _levelled(level: Level, spent: Spent) -> Int64:
-    """Return regions by what they spent; for the remaining budget, cut by initial budgets."""
-    if not level.left:
-        good = np.zeros(len(spent.amounts), np.bool_)
-        for low, high in level.ranges:
-            good |= (spent.amounts >= low) & (spent.amounts < high)
-        return _at_most(MAX_PARTS, taken(spent.boxes, good))
-    parts = [spent.boxes[:0]]
-    for low, high in level.ranges:
-        if high <= 0:
-            continue  # nothing is left below 0
-        boxes = stacked([spent.boxes])
-        edges = boxes[:, spent.place]
-        if low > 0:  # what is overdrawn has 0 left
-            edges[:, 0] = np.maximum(edges[:, 0], -(-(spent.amounts + low) // spent.step))
-        edges[:, 1] = np.minimum(edges[:, 1], -(-(spent.amounts + high) // spent.step))
-        boxes[:, spent.place] = edges
-        parts.append(taken(boxes, edges[:, 0] < edges[:, 1]))
-    return _at_most(MAX_PARTS, stacked(parts))
-
-
-def _met(one: Int64, other: Int64) -> Int64:
-    """Return the disjoint boxes of the points that both have; each argument is disjoint."""
-    small, large = sorted((one, other), key=len)
-    _at_most(MAX_SIDE, small)
-    parts, count = [large[:0]], 0
-    for box in small:
-        parts.append(cut(taken(large, overlapped(large, box)), box))
-        count += len(parts[-1])
-        if count > MAX_PARTS:
-            raise too_many()
-    return stacked(parts)
-
-
-def _either(one: Int64, other: Int64) -> Int64:
-    """Return the disjoint boxes of the points that either has."""
-    small, large = sorted((one, other), key=len)
-    if not len(small):
-        return large
-    _at_most(MAX_SIDE, small)
-    return _at_most(MAX_PARTS, stacked([without(large, small), small]))
-
-
-def _at_most(most: int, boxes: Int64) -> Int64:
-    if len(boxes) > most:
-        raise too_many()
-    return boxes
-
-
-def nonempty(boxes: Int64) -> Int64:
-    """Return boxes after a check that there is one.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if not len(boxes):
-        raise UsageError("where", "is true nowhere", "name at least one point")
-    return boxes
-
-
-def too_many() -> UsageError:
-    """Return the error for a condition that needs too many boxes."""
-    return UsageError(
-        "where",
-        f"is made of more boxes than a query may have ({limits.MAX_QUERY_BOXES:,})",
-        "ask for fewer, larger ranges at once, or in several queries",
-    )
-
-
-#: Each comparison, and what it is if it is not true (of a value that is there).
-NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-#: And with its sides exchanged.
-TURNED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
-_ORDER: dict[str, Callable[[str, str], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+#: What a point has spent or left, by the column's name.
+LEVELS: dict[str, tuple[BudgetKind, bool]] = {
+    "consumed_epsilon": ("epsilon", False),
+    "consumed_rho": ("rho", False),
+    "remaining_epsilon": ("epsilon", True),
+    "remaining_rho": ("rho", True),
 }
-Value = Fraction | str | int
+#: Values of a dimension for which an expression is computed.
+_MAX_VALUES = 1 << 17
+_MAX_DIGITS = 60
+_TIME_TYPES = {exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.DATETIME, exp.DType.DATE}
+_INSTANT = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[ Tt]([01]?\d|2[0-3]):(\d{1,2}):(\d{1,2})(?:\.(\d{1,6}))?"
+    r"(?:\s?(Z|z|UTC|[+-]\d\d(?::?\d\d)?))?)?"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AT = "\x1fat"
+_COMPARE = "compare a column with a literal, or compute from one column of single values"
 
 
-def true_at(dimension: Dimension, sign: str, value: Value) -> Ranges:
-    """Return the coordinates for which ``column sign value`` is true, never that of missing values.
+class Grouped(NamedTuple):
+    """A group of a statement as ranges along a dimension.
+
+    Attributes:
+        edges: rising coordinates; values: one for each range between two of them.
+    """
+
+    edges: list[int]
+    values: pa.Array
+
+
+class Reader:
+    """Reads the conditions and groups of one statement.
 
     Args:
-        value: a number for integers, reals and budgets; microseconds for instants; a text for
-            categories.
+        space: of the points; tables: what the statement can name.
+        source: its FROM, joins and WHERE, qualified.
 
     Raises:
-        UsageError: coordinates cannot decide the comparison, or the value has another type.
+        DpstreamError: FROM is not the table itself, or a join has no meaning at points.
     """
+
+    def __init__(self, space: Space, tables: Tables, source: exp.Select) -> None:
+        self._space, self._tables, self._source = space, tables, source
+        first = source.args["from_"].this
+        private = isinstance(first, exp.Table) and tables.tables[first.name].unit is not None
+        if not private:
+            rule = "is a subquery, or comes behind a public table"
+            refuse(first, rule, "write FROM the table itself, and its conditions in WHERE")
+        self._name = first.alias_or_name
+        self._places = {d.name.lower(): at for at, d in enumerate(space.dimensions)}
+        self._joins: dict[str, exp.Join] = {
+            join.this.alias_or_name: join for join in source.args.get("joins") or ()
+        }
+
+    @functools.cached_property
+    def _engine(self) -> Engine:
+        relations = (join.this for join in self._joins.values())
+        names = {table.name for each in relations for table in each.find_all(exp.Table)}
+        return Engine(self._tables, names, ordered=True)
+
+    def close(self) -> None:
+        """Close what computed expressions."""
+        if "_engine" in self.__dict__:
+            self._engine.close()
+
+    def selected(self) -> Condition:
+        """Return where the statement's joins keep a point, and its WHERE is true."""
+        where = self._source.args.get("where")
+        parts = [self._matched(join) for join in self._joins.values()]
+        if where is not None:
+            parts.append(self.condition(where.this, True))
+        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def condition(self, node: exp.Expr, true: bool) -> Condition:
+        """Return where a node is true, or where it is false.
+
+        Raises:
+            UsageError: coordinates cannot decide it.
+        """
+        while isinstance(node, exp.Paren | exp.Not):
+            true ^= isinstance(node, exp.Not)
+            node = node.this
+        if isinstance(node, exp.And | exp.Or):
+            parts = tuple(self.condition(part, true) for part in node.flatten())
+            return AllOf(parts) if isinstance(node, exp.And) == true else AnyOf(parts)
+        if isinstance(node, exp.Boolean):
+            return AllOf(()) if bool(node.this) == true else AnyOf(())
+        if isinstance(node, exp.Null):
+            return AnyOf(())
+        if isinstance(node, exp.Between) and self._is_own(node.this):
+            at_least = self._compared(node.this, ">=", node.args["low"], true)
+            at_most = self._compared(node.this, "<=", node.args["high"], true)
+            return (AllOf if true else AnyOf)((at_least, at_most))
+        if isinstance(node, exp.In) and self._is_own(node.this):
+            return self._listed(node, true)
+        null = isinstance(node, exp.Is) and isinstance(node.expression, exp.Null)
+        if null and self._is_own(node.this):
+            return self._missing(node.this.unnest(), true)
+        if type(node) in SIGNS:
+            sign, one, other = SIGNS[type(node)], node.this, node.expression
+            if not self._is_own(one):
+                sign, one, other = TURNED[sign], other, one
+            if self._is_own(one) and _is_value(other):
+                return self._compared(one, sign, other, true)
+        return self._computed(node, true)
+
+    def _is_own(self, node: exp.Expr) -> bool:
+        node = node.unnest()
+        return isinstance(node, exp.Column) and node.table == self._name
+
+    def _compared(self, one: exp.Expr, sign: str, other: exp.Expr, true: bool) -> Condition:
+        column, other = one.unnest(), other.unnest()
+        sign = sign if true else NEGATED[sign]
+        if isinstance(other, exp.Null):
+            return AnyOf(())
+        level = self._level(column)
+        if level is not None:
+            return Level(*level, amounts_at(sign, _number(other)))
+        place = self._places[column.name]
+        return Within(place, self._true(place, sign, other))
+
+    def _listed(self, node: exp.In, true: bool) -> Condition:
+        column, values = node.this.unnest(), [value.unnest() for value in node.expressions]
+        given = [value for value in values if not isinstance(value, exp.Null)]
+        if not true and len(given) < len(values):
+            return AnyOf(())  # x NOT IN (..., NULL) is never true
+        level = self._level(column)
+        if level is not None:
+            ranges = joined([amounts_at("=", _number(value)) for value in given])
+            return Level(*level, ranges if true else apart(ranges, -FAR, FAR))
+        place = self._places[column.name]
+        ranges = joined([self._true(place, "=", value) for value in given])
+        high = self._space.dimensions[place].values
+        return Within(place, ranges if true else apart(ranges, 0, high))
+
+    def _missing(self, column: exp.Expr, true: bool) -> Condition:
+        """Return the condition of IS NULL; what was spent is never missing."""
+        if self._level(column) is not None:
+            return AnyOf(()) if true else AllOf(())
+        place = self._places[column.name]
+        dimension = self._space.dimensions[place]
+        missing, there = (dimension.values, dimension.size), (0, dimension.values)
+        return Within(place, (missing if true else there,))
+
+    def _level(self, column: exp.Expr) -> tuple[BudgetKind, bool] | None:
+        if column.name in self._places:
+            return None
+        if column.name not in LEVELS:
+            refuse(column, "is no column that can be compared", _COMPARE)
+        return LEVELS[column.name]
+
+    def _true(self, place: int, sign: str, node: exp.Expr) -> Ranges:
+        dimension = self._space.dimensions[place]
+        value = _value(dimension, node)
+        try:
+            return true_at(dimension, sign, value)
+        except UsageError as error:
+            refuse(node, f"{error.field} {error.rule}", error.fix)
+
+    # --- what is computed ------------------------------------------------------------------------
+
+    def _computed(self, node: exp.Expr, true: bool) -> Condition:
+        """Return the coordinates for which an expression is true, or false."""
+        if type_of(node) not in (exp.DType.BOOLEAN, exp.DType.UNKNOWN, None):
+            refuse(node, "is no condition", _COMPARE)
+        place, rows = self._rows(node)
+        values = rows["value"].to_pylist()
+        at = [a for a, value in zip(rows[_AT].to_pylist(), values, strict=True) if value is true]
+        if place is None:
+            return AllOf(()) if at else AnyOf(())
+        return Within(place, joined([tuple((a, a + 1) for a in at)]))
+
+    def _matched(self, join: exp.Join) -> Condition:
+        """Return the coordinates that a join keeps.
+
+        Raises:
+            UsageError: a record at one of them would meet several rows.
+        """
+        place, rows = self._rows(exp.column(_AT, table=self._name, quoted=True), join)
+        at = rows[_AT].to_pylist()
+        if len(set(at)) < len(at):
+            rule = "joins a table in which a value of the dimension has several rows"
+            fix = "join distinct rows ON their equality with one column"
+            refuse(join.this, f"{rule}: a record would count several times", fix)
+        if place is None:
+            return AllOf(()) if at else AnyOf(())
+        return Within(place, joined([tuple((a, a + 1) for a in at)]))
+
+    def _rows(self, node: exp.Expr, join: exp.Join | None = None) -> tuple[int | None, pa.Table]:
+        """Compute an expression for each coordinate of the one dimension that it depends on.
+
+        Returns:
+            The dimension, and coordinates with values; ``None``: it depends on none.
+
+        Raises:
+            UsageError: it depends on several, on what was spent, or on one that is too large or
+                known by steps.
+        """
+        names = list[str]()
+        pending = [node] if join is None else [node, join.this, join.args.get("on")]
+        if join is not None:
+            names.append(join.this.alias_or_name)
+        own = set[str]()
+        while pending:
+            part = pending.pop()
+            for column in () if part is None else part.find_all(exp.Column):
+                if column.table == self._name:
+                    own |= {column.name} - {_AT}
+                elif column.table in self._joins and column.table not in names:
+                    names.append(column.table)
+                    pending.append(self._joins[column.table].args.get("on"))
+        if len(own) > 1 or not own <= self._places.keys():
+            rule = "depends on more than one column, or on what points have spent"
+            refuse(node if join is None else join.this, rule, _COMPARE)
+        place = self._places[own.pop()] if own else None
+        select = exp.Select(
+            expressions=[
+                exp.alias_(exp.column(_AT, table=self._name, quoted=True), _AT, quoted=True),
+                exp.alias_(node.copy(), "value", quoted=True),
+            ],
+            from_=self._source.args["from_"].copy(),
+            joins=[self._joins[name].copy() for name in self._joins if name in names],
+        )
+        table = self._source.args["from_"].this.name
+        try:
+            self._engine.register(table, self._values(place))
+        except UsageError as error:
+            refuse(node if join is None else join.this, error.rule, error.fix)
+        return place, self._engine.run(safe_query(select))
+
+    def _values(self, place: int | None) -> pa.Table:
+        """Return the coordinates of a dimension with their values, for DuckDB."""
+        if place is None:
+            return pa.table({_AT: pa.array([0])})
+        dimension = self._space.dimensions[place]
+        if not isinstance(dimension, Integer | Category | Budget) or dimension.size > _MAX_VALUES:
+            rule = "is computed from a column that is known by steps, or has too many values"
+            raise UsageError("", rule, "compare it by < and >= with literals on its grid")
+        axis = _each(dimension, 0, dimension.size)
+        values = labels(self._space, Cells((axis,)))[axis.name]
+        return pa.table({_AT: pa.array(range(dimension.size)), dimension.name.lower(): values})
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    def grouped(
+        self, group: Group, low_high: Callable[[int], tuple[int, int]]
+    ) -> tuple[int, Grouped]:
+        """Return the dimension and the ranges of a group, within what is selected.
+
+        Args:
+            low_high: returns the first coordinate of a dimension that is selected, and the one
+                behind the last.
+
+        Raises:
+            UsageError: groups are no ranges of one dimension.
+        """
+        node = group.expression
+        if self._is_own(node):
+            if node.name not in self._places:
+                refuse(node, "is what points have spent, which is no group", "group by a column")
+            place = self._places[node.name]
+            low, high = low_high(place)
+            if high - low > MAX_CELLS:
+                rule = "has too many values for a group each"
+                refuse(node, rule, f"write RANGE_BUCKET({node.name}, [..])")
+            axis = _each(self._space.dimensions[place], low, high)
+            values = labels(self._space, Cells((axis,)))[axis.name]
+            return place, Grouped(list(axis.edges), values)
+        cases = self._cases(node)
+        if cases is None:
+            of, rows = self._rows(node)
+            if of is None:
+                refuse(node, "depends on no column", "group by a column")
+            place = of
+            ranges = [(at, at + 1) for at in rows[_AT].to_pylist()]
+            values = rows["value"].combine_chunks()
+        else:
+            place, ranges, values = cases
+        low, high = low_high(place)
+        numbers = [k for k, (a, b) in enumerate(ranges) if a < high and b > low]
+        ranges = [(max(ranges[k][0], low), min(ranges[k][1], high)) for k in numbers]
+        return place, _merged(ranges, values.take(pa.array(numbers, pa.int64())))
+
+    def _cases(self, node: exp.Expr) -> tuple[int, list[tuple[int, int]], pa.Array] | None:
+        """Return the dimension, ranges and values of CASE; ``None`` for any other expression."""
+        if not isinstance(node, exp.Case) or node.this is not None:
+            return None
+        ends = [when.args["true"] for when in node.args["ifs"]]
+        ends.append(node.args.get("default") or exp.Null())
+        if not all(_is_value(end) and not isinstance(end, exp.Cast) for end in ends):
+            return None
+        tests = [self.condition(when.this, True) for when in node.args["ifs"]]
+        places = {test.place for test in tests if isinstance(test, Within)}
+        if len(places) != 1 or not all(isinstance(test, Within) for test in tests):
+            return None
+        [place] = places
+        size = int(self._space.sizes[place])
+        free: Ranges = ((0, size),)
+        pieces = list[tuple[int, int, Any]]()
+        for test, end in zip([*tests, Within(place, free)], ends, strict=True):
+            taken = shared([free, instance(test, Within).ranges])
+            free = shared([free, apart(taken, 0, size)])
+            value = None if isinstance(end, exp.Null) else end.to_py()
+            pieces += [(low, high, value) for low, high in taken]
+        pieces.sort(key=lambda piece: piece[0])
+        return place, [(a, b) for a, b, _ in pieces], pa.array([value for *_, value in pieces])
+
+
+def _each(dimension: Dimension, low: int, high: int) -> Axis:
+    return Axis(dimension.name, tuple(range(low, high + 1)))
+
+
+def _merged(ranges: Sequence[tuple[int, int]], values: pa.Array) -> Grouped:
+    """Return ranges of which neighbours with the same value are one."""
+    given = values.to_pylist()
+    starts = [0, *(k for k in range(1, len(given)) if given[k] != given[k - 1])] if given else []
+    edges = [ranges[k][0] for k in starts] + [ranges[-1][1]] if given else []
+    return Grouped(edges, values.take(pa.array(starts, pa.int64())))
+
+
+def cells_of(
+    space: Space, groups: Sequence[tuple[int, Grouped]]
+) -> tuple[Cells, list[tuple[int, pa.Array]]]:
+    """Return the cells of groups; and for each group the axis that it is along, and its values.
+
+    Groups along one dimension divide it together.
+
+    Raises:
+        UsageError: one value would have several cells of a dimension: noise of its own in each.
+    """
+    axes, values = dict[int, list[int]](), list[tuple[int, pa.Array]]()
+    for place, grouped in groups:
+        axes[place] = sorted({*axes.get(place, ()), *grouped.edges})
+    order = list(axes)
+    for place, grouped in groups:
+        at = np.searchsorted(grouped.edges, axes[place][:-1], side="right") - 1
+        values.append((order.index(place), grouped.values.take(pa.array(at))))
+    for number, place in enumerate(order):
+        alike = [column.to_pylist() for axis, column in values if axis == number]
+        rows = list(zip(*alike, strict=True))
+        if len(set(rows)) < len(rows):
+            raise UsageError(
+                f"group of {space.dimensions[place].name}",
+                "has a value that is not one range of the dimension",
+                "group by the column itself, and add up in an outer query",
+            )
+    cells = Cells(tuple(Axis(space.dimensions[p].name, tuple(e)) for p, e in axes.items()))
+    return cells, values
+
+
+def _is_value(node: exp.Expr) -> bool:
+    """Return whether a node is a literal, with a sign or a type of time before it."""
+    node = node.unnest()
+    if isinstance(node, exp.Neg | exp.Cast):
+        return _is_value(node.this)
+    return isinstance(node, exp.Literal | exp.Null)
+
+
+def _value(dimension: Dimension, node: exp.Expr) -> Value:
+    """A literal as a value of a dimension."""
+    if isinstance(dimension, Timestamp):
+        return instant_of(node)
     if isinstance(dimension, Category):
-        return _of_codes(dimension, sign, str(value))
-    if isinstance(value, str):
-        raise InvariantError("not isinstance(value, str)")
-    # A cut that the comparison does not need is not looked for: it may not exist.
-    below = _below(dimension, value) if sign not in {"<=", ">"} else 0
-    within = _through(dimension, value) if sign not in {"<", ">="} else 0
-    return cuts(sign, below, within, 0, dimension.values)
+        if not isinstance(node, exp.Literal) or not node.is_string:
+            refuse(node, "is no text", "write one of the listed codes in single quotes")
+        return str(node.this)
+    return _number(node)
 
 
-def cuts(sign: str, below: int, through: int, low: int, high: int) -> Ranges:
-    """Return the whole numbers from low to before high that a comparison selects.
+def _number(node: exp.Expr) -> Fraction:
+    """A number as the decimal that it is written as."""
+    sign = 1
+    while isinstance(node, exp.Neg | exp.Paren):
+        sign = -sign if isinstance(node, exp.Neg) else sign
+        node = node.this
+    if isinstance(node, exp.Literal) and not node.is_string and len(node.this) <= _MAX_DIGITS:
+        try:
+            number = Decimal(node.this)
+            if number.is_finite() and abs(number.adjusted()) <= _MAX_DIGITS:
+                return sign * Fraction(number)
+        except InvalidOperation:
+            pass
+    refuse(node, "is no number, or one of too many digits", "write a number such as 0.1")
 
-    Args:
-        below: where the numbers that are less end.
-        through: where the numbers that are less or equal end.
+
+def instant_of(node: exp.Expr) -> int:
+    """Return the microseconds since 1970 of a literal instant, which is in UTC without an offset.
+
+    Raises:
+        UsageError: it is none.
     """
-    parts = {
-        "<": ((low, below),),
-        ">=": ((below, high),),
-        "<=": ((low, through),),
-        ">": ((through, high),),
-        "=": ((below, through),),
-        "<>": ((low, below), (through, high)),
-    }[sign]
-    return tuple(part for part in parts if part[0] < part[1])
+    casts = isinstance(node, exp.Cast) and node.args["to"].this in _TIME_TYPES
+    text = node.this if casts else node
+    literal = isinstance(text, exp.Literal) and text.is_string
+    match = _INSTANT.fullmatch(str(text.this).strip()) if literal else None
+    try:
+        if match is not None:
+            *parts, micros, zone = match.groups()
+            at = datetime(*(int(part or 0) for part in parts), tzinfo=UTC)  # type: ignore[arg-type, misc]
+            seconds = (at - _EPOCH) // timedelta(seconds=1) - _offset(zone or "Z")
+            return seconds * MICRO + int((micros or "").ljust(6, "0"))
+    except ValueError:
+        pass
+    refuse(node, "is no instant", "write '2024-01-01 00:00:00', in UTC")
 
 
-def amounts_at(sign: str, value: Fraction) -> Ranges:
-    """Return the amounts in millionths for which ``amount sign value`` is true."""
-    micro = max(min(value * MICRO, Fraction(FAR)), Fraction(-FAR))
-    return cuts(sign, ceil(micro), floor(micro) + 1, -FAR, FAR)
-
-
-def _below(dimension: Dimension, value: Fraction | int) -> int:
-    """The first coordinate at or above a value."""
-    if isinstance(dimension, Budget):
-        return _clipped(ceil(value * MICRO / dimension.step), dimension)
-    return dimension.edge(value)
-
-
-def _through(dimension: Dimension, value: Fraction | int) -> int:
-    """The first coordinate above a value."""
-    if isinstance(dimension, Budget):
-        return _clipped(floor(value * MICRO / dimension.step) + 1, dimension)
-    if isinstance(dimension, Integer):
-        return dimension.edge(floor(value) + 1)
-    if not isinstance(dimension, Real | Timestamp):
-        raise InvariantError("isinstance(dimension, Real | Timestamp)")
-    if isinstance(dimension, Timestamp) and dimension.step == 1:
-        return dimension.edge(floor(value) + 1)
-    low, high = (
-        dimension.range[:2] if isinstance(dimension, Real) else (dimension.low, dimension.high)
-    )
-    if value < low:
+def _offset(zone: str) -> int:
+    """Return the seconds that a zone is before UTC."""
+    if zone.upper() in ("Z", "UTC"):
         return 0
-    if value >= high:
-        return dimension.values
-    raise UsageError(
-        dimension.name,
-        "can only be compared by < and >= there: its records are known by steps",
-        "write column >= low AND column < high",
-    )
+    digits = zone[1:].replace(":", "").ljust(4, "0")
+    seconds = int(digits[:2]) * 3600 + int(digits[2:]) * 60
+    return -seconds if zone[0] == "-" else seconds
 
 
-def _clipped(at: int, dimension: Dimension) -> int:
-    return min(max(at, 0), dimension.values)
-
-
-def _of_codes(dimension: Category, sign: str, value: str) -> Ranges:
-    """Compare texts by their bytes."""
-    value = unicodedata.normalize("NFC", value)
-    if sign in ("=", "<>"):
-        at = dimension.edge(value)
-        ranges: Ranges = ((at, at + 1),)
-        return ranges if sign == "=" else apart(ranges, 0, dimension.values)
-    true = _ORDER[sign]
-    return tuple((at, at + 1) for at, code in enumerate(dimension.codes) if true(code, value))
+def refuse(node: exp.Expr, rule: str, fix: str) -> NoReturn:
+    """Raise the refusal of a node, with its place."""
+    line, column = position(node)
+    raise UsageError(f"statement, line {line}, column {column}", rule, fix)

@@ -5,7 +5,7 @@ steward's rules, and where its records, its account and its secret are.
 
     [data_set.rides]                  # without a unit: each record has a budget of its own
     secret = "file:rides.secret"
-    account = { path = "rides.account.db", id = "7f3a0c5d9e1b2846" }   # `session init` writes it
+    account = { path = "rides.account.db", id = "7f3a0c5d9e1b2846" }   # `table init` writes it
 
     [table.rides]
     path = "rides-*.parquet"          # or .csv, .jsonl
@@ -117,7 +117,7 @@ class Config:
         record_id: the column that names a record, with strings or integers.
         records: glob of the files.
         folder: private folder of the records as coordinates.
-        account: the data set's account; its id is empty until `session init` makes the account.
+        account: the data set's account; its id is empty until `table init` makes the account.
         secret: a reference to the secret.
         rules: the data steward's rules.
         reading: how the files are read.

@@ -3,10 +3,13 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from dpstream.accounting.errors import InvariantError, UsageError
+from msgspec import UNSET
+
+from dpstream.accounting.errors import InvariantError, PolicyError, UsageError, closest
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.formats.receipt import header_of
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.records.manifest import (
     MANIFEST,
@@ -14,8 +17,10 @@ from dpstream.pipelines.session.records.manifest import (
     check_account,
     read_manifest,
 )
+from dpstream.pipelines.sql.receipt import Header
 from dpstream.state.connecting import Closing
 from dpstream.state.ledger.contract import AnswerLog
+from dpstream.state.ledger.events import RegionCharge
 from dpstream.state.ledger.open import open_ledger
 from dpstream.state.ledger.regions import RegionAccount
 
@@ -91,6 +96,42 @@ class OpenTable(Closing):
         manifest = read_manifest(self.config.folder, self.table)
         check_account(manifest, self.ledger.history())
         return manifest
+
+    def allotments(self) -> dict[str, tuple[str, RegionCharge]]:
+        """Return the analyst's allotments that were not given up: run id and charge by name."""
+        return self._allotments()[0]
+
+    def given_up(self, name: str) -> int:
+        """Return how many allotments of a name the analyst has given up."""
+        return self._allotments()[1].get(name, 0)
+
+    def _allotments(self) -> tuple[dict[str, tuple[str, RegionCharge]], dict[str, int]]:
+        made, ended = dict[str, tuple[str, RegionCharge]](), dict[str, int]()
+        for run_id, charge in self.account.history():
+            concerns = charge.allots or charge.draws_on
+            if charge.analyst != self.analyst or not concerns or charge.budget == "closed":
+                continue
+            answer = self.answers.read(run_id)
+            points = UNSET if answer is None else header_of(answer.receipt, Header).points
+            name = points.name if points else ""
+            if charge.allots and name:
+                made[name] = run_id, charge
+            elif name:
+                ended[name] = ended.get(name, 0) + 1
+                made.pop(name, None)
+        return made, ended
+
+    def allotment(self, name: str) -> tuple[str, RegionCharge]:
+        """Return the run id and the charge of an allotment of the analyst.
+
+        Raises:
+            PolicyError: there is none of that name.
+        """
+        made = self.allotments()
+        if name not in made:
+            fix = f"{closest(name, made)}; make one by CREATE ALLOTMENT"
+            raise PolicyError("allotment", f"{self.analyst} has no allotment {name!r}", fix)
+        return made[name]
 
     def scan(self) -> "Scan":
         """Return the present records; call it only after a charge.

@@ -17,10 +17,12 @@ from dpstream.accounting.sessions.aggregates import Question
 from dpstream.accounting.sessions.calibration import Expected, expected
 from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.ask.acceptance import Acceptance
+from dpstream.pipelines.formats.receipt import header_of
 from dpstream.pipelines.session import sentences
 from dpstream.pipelines.session.ask import SessionRequest, check, order_of, request_of, within_of
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.union import Union, assembled
+from dpstream.pipelines.sql.receipt import Header
 from dpstream.state.ledger.orders import Planned, enough_of, refusal_of
 from dpstream.state.ledger.regions import stated_cost
 
@@ -141,12 +143,8 @@ def _acceptance(
 
 def _answered(open_table: OpenTable, run_id: str | None) -> str:
     """Return when the run that continues was answered."""
-    from dpstream.pipelines.session.receipt import header_of, is_answer
-
     committed = None if run_id is None else open_table.answers.read(run_id)
-    if committed is None or not is_answer(committed.receipt):
-        return ""
-    return header_of(committed.receipt).answered
+    return "" if committed is None else header_of(committed.receipt, Header).answered
 
 
 def _union(open_table: OpenTable, request: SessionRequest, read: Int64) -> Union | None:

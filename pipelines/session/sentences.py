@@ -1,18 +1,13 @@
-"""Boxes, amounts, questions and answers as text.
+"""Boxes, amounts and questions as text.
 
-A command line asks with texts like ``average(fare)`` and ``fare=0,10,20``.  Boxes become predicates
-that can be asked again, and sentences; answers become tables.  All of it is public: made from the
-table's model, queries, answers and the account.
+Boxes become conditions of GoogleSQL that can be asked again.  All of it is public: made from the
+table's model, queries and the account.
 """
 
-import re
-from collections.abc import Sequence
 from decimal import Context, Decimal, Inexact
 from fractions import Fraction
-from typing import Any
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import UsageError, nearest
 from dpstream.accounting.figures import exact as shown
 from dpstream.accounting.figures import moment_of, time_text
 from dpstream.accounting.regions.amounts import MICRO, exact
@@ -26,13 +21,8 @@ from dpstream.accounting.regions.space import (
     Timestamp,
 )
 from dpstream.accounting.sessions.aggregates import (
-    COUNT,
     Aggregate,
     Question,
-    average,
-    median,
-    quantiles,
-    sum_of,
 )
 
 EVERYTHING = "everything"
@@ -66,7 +56,7 @@ def line(dimension: Dimension, coordinate: int) -> str:
         case Budget(step=step):
             return amount(coordinate * step)
         case Category(codes=codes):
-            return "'" + codes[coordinate].replace("'", "''") + "'"
+            return "'" + codes[coordinate].replace("\\", "\\\\").replace("'", "\\'") + "'"
     raise TypeError(type(dimension))
 
 
@@ -85,7 +75,7 @@ def rounding_of(space: Space, question: Question) -> list[str]:
 def name(dimension: Dimension) -> str:
     """Return a dimension's name as predicates write it."""
     plain = dimension.name.isidentifier() and dimension.name.isascii()
-    return dimension.name if plain else '"' + dimension.name.replace('"', '""') + '"'
+    return dimension.name if plain else f"`{dimension.name}`"
 
 
 def side(dimension: Dimension, low: int, high: int) -> str:
@@ -142,74 +132,3 @@ def question(query: Question) -> str:
     what = ", ".join(map(aggregate, query.aggregates))
     by = [f"{axis.name} ({axis.count})" for axis in query.cells.axes]
     return f"{what} by {', '.join(by)}" if by else what
-
-
-_FIGURE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.S)
-_FIGURES = ("count", "sum", "average", "median", "quantiles")
-_USE = "write count, sum(COLUMN), average(COLUMN), median(COLUMN) or quantiles(COLUMN, 0.25, 0.75)"
-
-
-def figure_of(text: str) -> Aggregate:
-    """Return the figure of a text.
-
-    Raises:
-        UsageError: it is none.
-    """
-    match = _FIGURE.fullmatch(text)
-    what, inside = match.groups() if match else ("", None)
-    parts = [part.strip() for part in inside.split(",")] if inside else []
-    if what == "count" and not parts and inside is None:
-        return COUNT
-    made = {"sum": sum_of, "average": average, "median": median}.get(what)
-    if made is not None and len(parts) == 1 and parts[0]:
-        return made(parts[0])
-    if what == "quantiles" and len(parts) > 1:
-        try:
-            return quantiles(parts[0], [float(part) for part in parts[1:]])
-        except ValueError:
-            pass
-    hint = nearest("average" if what == "mean" else what, _FIGURES)
-    raise UsageError("figure", f"a session cannot ask for {text!r}", f"{hint}{_USE}")
-
-
-def ranges_of(space: Space, texts: Sequence[str]) -> dict[str, list[Any] | int | None]:
-    """Return the cells of texts: ``NAME`` (every value), ``NAME=16`` (equal ranges),
-    ``NAME=0,10,20``.
-
-    Raises:
-        UsageError: one is none, or names a dimension twice.
-    """
-    cells: dict[str, list[Any] | int | None] = {}
-    for text in texts:
-        name, _, edges = text.partition("=")
-        name = name.strip()
-        dimension = space.dimensions[space.place(name)]
-        if name in cells:
-            raise UsageError("--by", "names a dimension twice", "name each once")
-        parts = [part.strip() for part in edges.split(",")] if edges.strip() else []
-        if not parts or isinstance(dimension, Category):
-            cells[name] = parts or None
-        elif len(parts) == 1:
-            if not parts[0].isdigit():
-                raise UsageError(
-                    f"--by {name}",
-                    f"has {parts[0]!r} in the place of a number of ranges",
-                    f"write {name}, {name}=4 or edges such as {name}=LOW,HIGH",
-                )
-            cells[name] = int(parts[0])
-        else:
-            cells[name] = [value_of(space, name, part) for part in parts]
-    return cells
-
-
-def value_of(space: Space, name: str, text: str) -> Any:
-    """Return a value of a dimension, as `Dimension.edge` takes it: instants as microseconds.
-
-    Raises:
-        UsageError: it is none.
-    """
-    from dpstream.pipelines.project.text import instant_micros
-
-    if isinstance(space.dimensions[space.place(name)], Timestamp):
-        return instant_micros(name, text)
-    return text

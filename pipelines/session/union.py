@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpstream.accounting.arrays import Int64
-from dpstream.accounting.errors import PolicyError, UsageError
+from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.accounting.figures import human
 from dpstream.accounting.regions.boxes import (
     BoxIndex,
@@ -34,13 +34,14 @@ from dpstream.accounting.regions.boxes import (
     taken,
     without,
 )
+from dpstream.accounting.regions.conditions import nonempty
 from dpstream.accounting.regions.space import Space
 from dpstream.accounting.sessions.aggregates import PARTS, Aggregate, Cells
+from dpstream.pipelines.formats.receipt import header_of, table_of
 from dpstream.pipelines.render.layout import value_text
 from dpstream.pipelines.session import sentences
-from dpstream.pipelines.session.conditions import nonempty
 from dpstream.pipelines.session.open_table import OpenTable
-from dpstream.pipelines.session.receipt import Answer, decoded, is_answer
+from dpstream.pipelines.sql.receipt import Header
 from dpstream.state.ledger.events import RegionCharge
 
 if TYPE_CHECKING:
@@ -155,30 +156,30 @@ def _parts(open_table: OpenTable, boxes: Int64, figure: Aggregate) -> Iterator[P
         if not any(len(overlapped(read, box)) for box in boxes):
             continue
         committed = open_table.answers.read(run_id)
-        if committed is None or not is_answer(committed.receipt):
+        header = None if committed is None else header_of(committed.receipt, Header)
+        if committed is None or header is None or not header.points or header.points.name:
             continue
-        answer = decoded(committed, open_table.insecure)
-        if (
-            answer.header.table != open_table.table.digest
-        ):  # cells of a space that was widened since
+        if header.points.table != open_table.table.digest:  # of a space that was widened since
             continue
         names = [
             a.name
-            for a in answer.header.question.aggregates
+            for a in header.points.question.aggregates
             if (a.what, a.column) == (figure.what, figure.column)
         ]
         if names:
-            yield from _cells(open_table.space, boxes, answer, charge, names[0])
+            table = table_of(committed.receipt)
+            yield from _cells(open_table.space, boxes, header, table, charge, names[0])
 
 
 def _cells(
-    space: Space, boxes: Int64, answer: Answer, charge: RegionCharge, name: str
+    space: Space, boxes: Int64, header: Header, table: "pa.Table", charge: RegionCharge, name: str
 ) -> Iterator[Part]:
-    columns = [answer.table[name + part].to_numpy() for part in ("", *PARTS)]
+    question = required(header.points or None, "an answer of points").question
+    columns = [table[name + part].to_numpy() for part in ("", *PARTS)]
     value, sd, low, high = (np.asarray(column, np.float64) for column in columns)
     half = np.maximum(high - value, value - low)
     around = np.stack([boxes[:, :, 0].min(axis=0), boxes[:, :, 1].max(axis=0)], 1)
-    numbers, hulls = _hulls(space, answer.header.question.cells, around)
+    numbers, hulls = _hulls(space, question.cells, around)
     read = charge.read
     if len(read) == 1:  # as most answers are: all cells at once
         inner = cut(hulls, read[0])
@@ -198,8 +199,8 @@ def _cells(
                 float(value[number]),
                 float(sd[number]),
                 float(half[number]),
-                answer.header.answered,
-                answer.header.run_id,
+                header.answered,
+                header.run_id,
             )
 
 

@@ -53,6 +53,7 @@ from dpstream.pipelines.tables.catalog import (
     kind_of,
 )
 from dpstream.pipelines.tables.files import identities
+from dpstream.state.ledger.events import RECORD
 from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.private_log import keep_beside
 
@@ -122,6 +123,17 @@ def catalog_of(project: Project, data_set: str | None = None) -> Catalog:
         defaults={option: value for option, value in given.items() if value is not None},
         views=views,
     )
+
+
+def public_tables(project: Project) -> dict[str, Table]:
+    """Return the public tables of a project file; raises as `load_catalog` does."""
+    record = UnitSection(name=RECORD, type="string")
+    tables = [
+        _table(name, section, record, project.folder)
+        for name, section in project.sections.table.items()
+        if section.public and _is_for_statements(section)
+    ]
+    return {table.name: table for table in tables}
 
 
 def _only_data_set(project: Project) -> str | None:

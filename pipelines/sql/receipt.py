@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from dpstream.accounting.arrays import Float64
-from dpstream.accounting.figures import guarantee_pair
+from dpstream.accounting.figures import decimal_text, guarantee_pair
 from dpstream.accounting.query.bounds import Cut
 from dpstream.accounting.query.plan import GROUPS, QueryPlan
+from dpstream.accounting.regions.amounts import MICRO
+from dpstream.accounting.sessions.aggregates import Question
 from dpstream.dp_transforms.one_shot.estimates import Estimate
 from dpstream.pipelines.formats import receipt
 from dpstream.pipelines.formats.receipt import LABELS
@@ -21,6 +23,33 @@ from dpstream.state.numbers import arrow_numbers
 #: Parts of a column's interval, what stands between its name and theirs, and how they are called
 #: in an answer: the ends are of the noise alone, and so is their name.
 PARTS, MARK = ("sd", "low", "high"), "\x1f"
+
+
+class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer says of points that paid, in a table whose records have budgets of their own.
+
+    Attributes:
+        table: digest of the table's model.
+        question: figures, cells and amount, in canonical form.
+        drop: whether points with too little budget were left out.
+        allotment: run id of the allotment that paid; empty if the points paid.
+        name: of the allotment that was made, or was given up; empty for a question.
+    """
+
+    table: str
+    question: Question
+    drop: bool = False
+    allotment: str = ""
+    name: str = ""
+
+    @property
+    def paid(self) -> str:
+        """The amount, and who paid it."""
+        amount = f"{self.question.kind} {decimal_text(self.question.amount / MICRO)}"
+        if self.allotment:
+            return f"{amount} from an allotment"
+        which = "that had as much left (the others are left out)" if self.drop else "asked"
+        return f"{amount} to every point {which}"
 
 
 class Header(receipt.Header, frozen=True, kw_only=True):
@@ -34,6 +63,7 @@ class Header(receipt.Header, frozen=True, kw_only=True):
             rows, or groups.
         not_estimated: bounds that were given, for which there is no estimate.
         statement: the private SELECT, as it was written first; empty: it was no statement.
+        points: of a table whose records have budgets of their own.
     """
 
     epsilon: float
@@ -45,6 +75,7 @@ class Header(receipt.Header, frozen=True, kw_only=True):
     cuts: dict[str, Cut] = msgspec.field(default_factory=dict)
     not_estimated: tuple[str, ...] = ()
     statement: str = ""
+    points: Points | msgspec.UnsetType = msgspec.UNSET
 
     def renamed(self, names: Mapping[str, str]) -> "Header":
         """Return the same header with other names of columns; columns without one are left out."""
@@ -58,6 +89,15 @@ class Header(receipt.Header, frozen=True, kw_only=True):
             cuts={cuts[c]: cut for c, cut in self.cuts.items() if c in cuts},
             not_estimated=tuple(cuts[c] for c in self.not_estimated if c in cuts),
         )
+
+    @property
+    def paid(self) -> str:
+        """What it cost, and to whom."""
+        if not self.run_id:
+            return "Nothing"
+        if self.points:
+            return self.points.paid
+        return f"{guarantee_pair(self.epsilon, self.delta)} per unit"
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -97,8 +137,7 @@ class SqlAnswer(NamedTuple):
 
     def __repr__(self) -> str:
         """Return the rows as a table, and the cost."""
-        cost = guarantee_pair(self.header.epsilon, self.header.delta)
-        return f"{answer_text(self)}{cost} per unit; run {self.header.run_id}"
+        return f"{answer_text(self)}{self.header.paid}; run {self.header.run_id}"
 
 
 def estimated(
@@ -138,6 +177,17 @@ def read(data: bytes) -> tuple[Header, pa.Table]:
         PolicyError: the bytes have another form.
     """
     return receipt.header_of(data, Header), receipt.table_of(data)
+
+
+def free(rows: pa.Table, answered: str = "") -> SqlAnswer:
+    """Return rows that cost nothing: of public tables, or made of earlier answers.
+
+    Args:
+        answered: when the last of these was given.
+    """
+    cost = {"epsilon": 0.0, "delta": 0.0, "mu": None, "threshold_delta": 0.0}
+    header = Header(run_id="", plan_hash="", answered=answered, **cost)  # type: ignore[arg-type]
+    return presented(Answer("", b"", "", False), header, rows, {}, False, {})
 
 
 def presented(

@@ -52,6 +52,7 @@ from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.ownership import aggregates_in
+from dpstream.pipelines.statements.statement import Statement
 from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import (
@@ -251,24 +252,32 @@ def outer(question: Question, engine: Engine, rows: pa.Table) -> pa.Table:
         engine: an ordered one with the public tables that the outer query reads.
         rows: the released relation.
     """
-    tree = question.statement.outer.copy()
-    _with_intervals(tree, {f.name for f in question.statement.functions})
-    engine.register(RELEASED, _labelled(question, rows))
+    return outer_rows(question.statement, engine, _labelled(question, rows))
+
+
+def outer_rows(statement: Statement, engine: Engine, rows: pa.Table) -> pa.Table:
+    """Return the rows of the outer query of labelled rows; see `outer`."""
+    tree = statement.outer.copy()
+    _with_intervals(tree, {f.name for f in statement.functions})
+    engine.register(RELEASED, rows)
     return engine.run(safe_query(tree))  # type: ignore[arg-type]
 
 
 def passed_on(question: Question, rows: pa.Table) -> pa.Table | None:
-    """Return the rows of an outer query that only names columns; ``None`` if it does more.
+    """Return the rows of an outer query that only names columns; ``None`` if it does more."""
+    return named_rows(question.statement.outer, _labelled(question, rows))
+
+
+def named_rows(outer: exp.Query, labelled: pa.Table) -> pa.Table | None:
+    """Return labelled rows as a query names them; ``None`` if it does more.
 
     It needs no database, whose start and end are a tenth of a small answer.
     """
-    outer = question.statement.outer
     parts = {part for part, value in outer.args.items() if value}
     columns = {item.alias_or_name: item.unalias() for item in outer.selects}
     plain = all(isinstance(column, exp.Column) for column in columns.values())
     if not isinstance(outer, exp.Select) or parts != {"expressions", "from_"} or not plain:
         return None
-    labelled = _labelled(question, rows)
     ends = ("", *(f"{MARK}{part}" for part in PARTS))
     names = {
         f"{name}{end}": f"{column.name}{end}" for name, column in columns.items() for end in ends

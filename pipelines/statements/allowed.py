@@ -280,7 +280,7 @@ PARTS_REFUSED = {
 FUNCTIONS = (
     *(*SOMETIMES, *ALWAYS, "ANY_VALUE", "LOGICAL_AND", "LOGICAL_OR"),
     *("ABS", "CEIL", "FLOOR", "ROUND", "TRUNC", "SIGN", "SQRT", "EXP", "LN", "LOG", "LOG10"),
-    *("POW", "MOD", "DIV", "GREATEST", "LEAST", "SAFE_DIVIDE"),
+    *("POW", "MOD", "DIV", "GREATEST", "LEAST", "SAFE_DIVIDE", "RANGE_BUCKET"),
     *("IF", "COALESCE", "IFNULL", "NULLIF", "CAST", "SAFE_CAST"),
     *("UPPER", "LOWER", "LENGTH", "CHAR_LENGTH", "CONCAT", "SUBSTR", "TRIM", "LTRIM", "RTRIM"),
     *("REPLACE", "STARTS_WITH", "ENDS_WITH", "STRPOS", "REVERSE", "LEFT", "RIGHT"),
@@ -577,13 +577,14 @@ def unknown_column(node: exp.Column, sources: Mapping[str, Iterable[str]]) -> Dp
     """
     owners = [name for name in sources if node.name in sources[name]]
     if not node.table and not owners:
-        choices = {column for columns in sources.values() for column in columns}
+        choices = {name for names in sources.values() for name in names if name.isprintable()}
     else:
         names = [node.table] if node.table in sources else owners or sources
         choices = {
             f"{name}.{column}"
             for name in names
             for column in (sources[name] if node.table else [node.name])
+            if column.isprintable()
         }
     written = _name_of(node)
     code = "ambiguous-column" if owners and not node.table else "unknown-column"

@@ -125,7 +125,10 @@ class DpParser(BigQueryParser):
         if self._match(TokenType.LIMIT):  # a word of the option optimise
             word = exp.var(self._prev.text).update_positions(self._prev)
             return exp.PropertyEQ(this=name, expression=word)
-        return exp.PropertyEQ(this=name, expression=self._parse_unary())
+        value = self._parse_unary()
+        if isinstance(value, exp.Array):  # a list of names
+            value = exp.Tuple(expressions=value.expressions)
+        return exp.PropertyEQ(this=name, expression=value)
 
     def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
         first = self._curr

@@ -9,11 +9,14 @@ Everything after this sees one form, so that a rule and an identity are never do
 * ``UNNEST([a, b]) AS p`` in FROM is ``SELECT a AS p UNION ALL SELECT b``, a public relation;
 * ``DATE(t, zone)`` and FORMAT_ functions with a zone are those of ``t AT TIME ZONE zone``, and
   ``EXTRACT(DATE FROM t)`` is ``DATE(t)``;
+* ``RANGE_BUCKET(x, [a, b])`` of a column is ``CASE WHEN x < a THEN 0 WHEN x < b THEN 1 ..``;
 * ``(column)`` is the column; joins in parentheses stand without them, where all are inner joins,
   which have one meaning in any order, or where they come first.
 """
 
+import itertools
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from sqlglot import exp
@@ -117,6 +120,41 @@ def _relation(node: exp.Unnest) -> exp.Expr | None:
     return exp.Subquery(this=query, alias=exp.TableAlias(this=names[0].copy()))
 
 
+#: Ranges of a RANGE_BUCKET.
+_MAX_RANGES = 1_000
+
+
+def _bucketed(node: exp.RangeBucket) -> exp.Expr | None:
+    """RANGE_BUCKET of a column and rising literals; NaN is below all numbers."""
+    column, array = node.this.unnest(), node.expression
+    edges = array.expressions
+    if isinstance(array, exp.GenerateSeries):
+        edges = _series(array.args["start"], array.args["end"], array.args.get("step"))
+    values = [edge.to_py() for edge in edges if edge.is_number or edge.is_string]
+    alike = len({isinstance(value, str) for value in values}) == 1 and len(values) == len(edges)
+    rises = alike and all(a < b for a, b in itertools.pairwise(values))
+    if not (isinstance(column, exp.Column) and rises and len(edges) <= _MAX_RANGES):
+        return None
+    below = [exp.LT(this=column.copy(), expression=edge.copy()) for edge in edges]
+    above = exp.GTE(this=column.copy(), expression=edges[-1].copy())
+    absent = exp.Not(this=exp.Is(this=column.copy(), expression=exp.Null()))
+    numbers = [*range(len(edges) + 1), 0]
+    tests = zip([*below, above, absent], numbers, strict=True)
+    return exp.Case(ifs=[exp.If(this=t, true=exp.Literal.number(i)) for t, i in tests])
+
+
+def _series(start: exp.Expr, end: exp.Expr, step: exp.Expr | None) -> list[exp.Expr]:
+    """Return the numbers of GENERATE_ARRAY; none if they are too many, or a part is no literal."""
+    parts = [part for part in (start, end, step or exp.Literal.number(1)) if part.is_number]
+    if len(parts) < 3:
+        return []
+    low, high, by = (Decimal(part.sql()) for part in parts)
+    if by <= 0 or (high - low) / by >= _MAX_RANGES:
+        return []
+    texts = (format(low + by * i, "f") for i in range(int((high - low) / by) + 1))
+    return [exp.maybe_parse(text) for text in texts]
+
+
 def _flat(node: exp.Select) -> exp.Expr:
     """Take joins out of parentheses; what joined the parentheses is a condition of WHERE."""
     joins = list[exp.Expr]()
@@ -147,5 +185,6 @@ _SPELLINGS: dict[type[exp.Expr], Callable[[Any], exp.Expr | None]] = {
     exp.AnyValue: _any,
     exp.In: _listed,
     exp.Unnest: _relation,
+    exp.RangeBucket: _bucketed,
     exp.Select: _flat,
 }

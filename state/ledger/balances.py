@@ -140,7 +140,7 @@ def region_of(charge: Charge, table: SessionTable) -> RegionCharge:
         raise PolicyError(
             "data_set",
             "its runs protect another privacy unit than one record",
-            "give the table an account of its own: `dpstream session init`",
+            "give the table an account of its own: `dpstream table init`",
         )
     if charge.plan_hash != table.digest:
         raise _foreign_charge("was charged for another table, or for other dimensions of this one")
@@ -151,7 +151,7 @@ def migrated() -> PolicyError:
     """Return the error for a table whose account continues in a wider space."""
     return PolicyError(
         "data_set",
-        "is the account of a table with wider dimensions since `dpstream session init --migrate`",
+        "is the account of a table with wider dimensions since `dpstream table init --migrate`",
         "name the table that it was migrated to",
     )
 
@@ -161,7 +161,7 @@ def _foreign_charge(rule: str) -> PolicyError:
         "data_set",
         rule,
         "use the table's dimensions as they were, or embed what was spent in wider ones: "
-        "`dpstream session init NEW --migrate OLD`",
+        "`dpstream table init NEW --migrate OLD`",
     )
 
 

@@ -320,10 +320,11 @@ class AnswerLog:
             fresh: charge a request that was answered again.  A request that was interrupted, or
                 that was asked with ``fresh`` and not delivered, continues.
         """
-        run_id = self.find(request)
-        if run_id is None or not fresh or self._ledger.tokens(_undelivered(run_id)):
-            return run_id
-        return run_id if self._committed(run_id) is None else None
+        with self._ledger.moment():
+            run_id = self.find(request)
+            if run_id is None or not fresh or self._ledger.tokens(_undelivered(run_id)):
+                return run_id
+            return run_id if self._committed(run_id) is None else None
 
     def deliver(self, run_ids: Collection[str]) -> None:
         """Record that a command has written its output, so that ``fresh`` asks at a new charge.
@@ -398,7 +399,8 @@ class AnswerLog:
             PolicyError: the receipt does not fit its digest, or has no charge; or the account is
                 older than its head file.
         """
-        answer = self._committed(run_id)
+        with self._ledger.moment():
+            answer = self._committed(run_id)
         if answer is not None:
             self._ledger.keep_head()
         return answer

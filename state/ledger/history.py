@@ -294,5 +294,5 @@ class History:
                 "data_set",
                 f"is an account of the privacy unit {self.created.unit.name}, and the records "
                 "of a session table have budgets of their own",
-                "give the table an account of its own: `dpstream session init`",
+                "give the table an account of its own: `dpstream table init`",
             )

@@ -248,6 +248,7 @@ class Log:
         self._is_current = False  # whether the state is that of the rows at the last reading
         self._texts: list[str] | None = None  # changes of the open transaction
         self._new = dict[str, bytes]()  # blobs of the open transaction
+        self._holds = False  # whether what is read is of one moment
 
     def close(self) -> None:
         """Close the storage."""
@@ -285,12 +286,22 @@ class Log:
     @contextlib.contextmanager
     def _present(self) -> Iterator[State]:
         """Yield the state of the open transaction, or the last state that was written."""
-        if self._texts is not None:
+        if self._texts is not None or self._holds:
             yield self._state
             return
         with self.storage.reading(writes=False):
             self._refresh()
             yield self._state
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """Let all that a block reads be of one moment; it writes nothing, and is short."""
+        with self._present():
+            held, self._holds = self._holds, self._texts is None
+            try:
+                yield
+            finally:
+                self._holds = held
 
     def _refresh(self) -> None:
         """Read the rows that others have added; all rows at first, and if old rows changed."""

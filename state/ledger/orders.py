@@ -95,10 +95,10 @@ class Planned(NamedTuple):
     read: Int64
 
 
-_NOTHING_LEFT = "ask other points: `dpstream session budget` shows which have budget left"
+_NOTHING_LEFT = "ask other points: SELECT * FROM dpstream.budget shows which have budget left"
 
 
-_DROP = "leave those points out (--drop)"
+_DROP = "leave those points out (drop = TRUE)"
 
 
 class SessionRefusedError(PolicyError):
@@ -120,9 +120,9 @@ class SessionRefusedError(PolicyError):
             rule = f"points that the query asks, in {boxes}, have too little left"
             ways = [
                 f"ask for at most {down(decision.largest / MICRO, 10)}" * (decision.largest > 0),
-                f'ask only points with enough (--where "{enough}", and what else is asked)'
+                f"ask only points with enough (WHERE {enough}, and what else is asked)"
                 * bool(enough),
-                ("allot the points that a selection has `--with-epsilon`" if allot else _DROP)
+                ("allot those WHERE remaining_epsilon is enough" if allot else _DROP)
                 * (points(decision.lacking) < points(decision.boxes)),
             ]
             fix = ", or ".join(way for way in ways if way) or _NOTHING_LEFT

@@ -269,6 +269,11 @@ class RegionAccount:
         check_draw(state, allotted_charge, used, (kind, amount), read)
         return allotted_charge, read, allotted_charge.amount - used
 
+    def left_of(self, allotment: str) -> int:
+        """Return the millionths that are left of an allotment; raises as `allotted` does."""
+        paid, used = allotted(self._ledger.history().charges, self.table, allotment)
+        return paid.amount - used
+
     def plan(self, order: Order) -> Planned:
         """Decide an order as ``decide`` would now; charges nothing.
 

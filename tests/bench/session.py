@@ -10,8 +10,8 @@ asked in all three ways, one after the other, in turning order:
 
 * ``direct``: DuckDB on the same coordinates, without noise;
 * ``pinq``: the same scan, the same noise, one durable charge of a global budget;
-* ``unitrax``: a `Session`: predicate on the initial budget, decision, durable charge of the region,
-  scan, noise, committed answer.
+* ``unitrax``: a statement of SQL: condition on the initial budget, decision, durable charge of the
+  region, scan, noise, committed answer.
 
 Ratios are per query, of the medians of the runs.  Then the same session as batches, and with the
 analyst's re-balancing (ranges widened to whole columns): regions at the beginning of each query.
@@ -56,7 +56,6 @@ from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.records.load import init
 from dpstream.pipelines.session.records.scan import Scan
-from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.contract import Decision
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
@@ -64,6 +63,7 @@ from dpstream.state.ledger.open import PROJECT_FILE
 from dpstream.state.ledger.orders import Order
 from tests import accounts
 from tests.bench.common import emit, machine
+from tests.pipelines.session.statements import Session
 
 #: Values of each dimension, from 0.
 SIZES = {
@@ -348,16 +348,16 @@ def batches(project: Path, queries: int, held: bool) -> dict[str, Any]:
     squares = SQUARES if queries == FULL else max(2, int(SQUARES * (queries / FULL) ** 0.5))
     bars = BARS if queries == FULL else 2
     _forget(project)
-    with Session(project, held=held) as session:
+    with Session(load_config(project), held=held) as session:
         base = session.where(f"initial >= {NEEDED}")
         base.count(BUDGET)  # everything is open
         begin, query_count = time.perf_counter(), 0
         for name, (low, high) in HISTOGRAMS.items():
             edges = np.linspace(low, high, min(bars, high - low) + 1).astype(int).tolist()
-            query_count += base.histogram(name, BUDGET, edges=edges).table.num_rows
+            query_count += base.ask((COUNT,), BUDGET, {name: edges}).table.num_rows
         edges = np.linspace(*DENSE, squares + 1).astype(int).tolist()
         for figure in (COUNT, average("fare"), average("distance"), COUNT, median("tip")):
-            answer = base.grid({"x": edges, "y": edges}, BUDGET, (figure,), fresh=True)
+            answer = base.ask((figure,), BUDGET, {"x": edges, "y": edges}, fresh=True)
             query_count += answer.table.num_rows
         took = time.perf_counter() - begin
         most = session.open_table.account.spent("epsilon").most_in(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.docs.pages import README, ROOT, blocks, lines
 
+_POINTS = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 0.1) COUNT(*) AS n FROM flights"
 _START, _SESSION = ROOT / "docs/start/first-job.md", ROOT / "docs/guides/session.md"
 _STATEMENT = """SELECT WITH DIFFERENTIAL_PRIVACY
   OPTIONS(epsilon = 1, delta = 1e-9, max_groups_contributed = 4)
@@ -58,7 +59,7 @@ def main() -> None:
         "run": run,
         "SQL": ["sql", _STATEMENT],
         "histogram": ["-c", question],
-        "session": ["session", "ask", "flights", "count", "--analyst", "alice", "--epsilon", "0.1"],
+        "session": ["sql", "--analyst", "alice", _POINTS],
         "census": ["census", "execute", "persons", "--out", "tables"],
     }
     passed = dict[str, int]()

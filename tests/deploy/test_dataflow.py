@@ -114,9 +114,7 @@ def test_every_parameter_is_the_launchers_or_beams() -> None:
     ("name", "good", "bad"),
     [
         ("project_file", ["gs://b/a/dpstream.toml"], ["/a/dpstream.toml", "gs://b/visits.json"]),
-        ("kind", ["job", "batch"], ["census", "sql", ""]),
         ("name", ["daily"], ["a b", ""]),
-        ("out_folder", ["gs://b/out"], ["out"]),
         ("sdk_container_image", [IMAGE, IMAGE + "@sha256:" + "0" * 64], ["dp stream", ""]),
     ],
 )

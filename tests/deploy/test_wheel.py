@@ -186,8 +186,7 @@ answer = dpstream.count(table, unit="user", epsilon=1.0)
 print(answer)
 answer.to_pandas()
 """
-SESSION = ("init", "change", "close", "ask", "allot", "select", "stand", "budget",
-           "picture")  # fmt: skip
+SESSION = ("init", "change", "close")
 
 
 def test_the_description_shows_nothing_broken(wheel: Path) -> None:
@@ -303,8 +302,8 @@ def test_a_plain_install(wheel: Path, tmp_path: Path) -> None:
             "job.daily.sink": {"kind": "parquet", "path": f"releases/{name}"},
         }
         (plain.folder / f"{name}.toml").write_text(changed(text, own | changes))
-    subcommands = {name for name in codes if name.startswith("session ")}
-    assert subcommands == {f"session {name}" for name in SESSION}
+    subcommands = {name for name in codes if name.startswith("table ")}
+    assert subcommands == {f"table {name}" for name in SESSION}
     needs = {**dict(NEEDS), **{f"dpstream {name} none.toml": "sql" for name in subcommands}}
     assert set(needs.values()) == set(EXTRAS) - {"yaml"}, "Beam YAML is Beam's own command"
     before = (plain.folder / "visits.account.db").read_bytes()

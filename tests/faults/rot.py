@@ -123,7 +123,7 @@ IMAGES = {
     "session": Image(
         (session, MADE, ASK, ALLOT),
         ("account/*.db", "*.head", "small.table/*"),
-        (SHOW, RECOVER, BUDGET, (*ASK, "--json"), ("session", "budget", "small", "--transcript")),
+        (SHOW, RECOVER, BUDGET, (*ASK, "--json")),
     ),
     "census": Image(
         (census, (*EXECUTE, "out")),

@@ -73,7 +73,11 @@ def _census(folder: Path) -> None:
         file.write("200|1|True|01|001|000100|1000" + "|01" * 10 + "\n")
 
 
-_ASK = ("session", "ask", "small", "--where", "epsilon >= 1", "--epsilon", "0.5")
+_ASK = (
+    "sql",
+    "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 0.5) COUNT(*) AS n FROM small"
+    " WHERE epsilon >= 1",
+)
 SYSTEMS = {
     "stream": System(
         "book/ledger.db",
@@ -115,10 +119,10 @@ SYSTEMS = {
         _session,
         _ASK,
         (
-            (*_ASK, "--dry-run"), ("session", "budget", "small"),
+            (*_ASK, "--explain"), ("sql", "SELECT * FROM dpstream.budget"),
             ("account", "show", "ledger.db"),
         ),
-        before=(("session", "init", "small"),),
+        before=(("table", "init", "small"),),
     ),
     "census": System(
         "persons.account.db",

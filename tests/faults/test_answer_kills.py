@@ -208,11 +208,6 @@ PRINTED = {
         words=(*ANSWER, "again", "--fresh"),
         before=((*ANSWER, "answers"),),
     ),
-    "session ask --fresh --ticket": dataclasses.replace(
-        COMMANDS["session ask --fresh"],
-        words=(*COMMANDS["session ask --ticket"].words, "--fresh"),
-        renamed=("ticket.json", "other.json"),
-    ),
 }
 
 

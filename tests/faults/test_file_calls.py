@@ -43,7 +43,7 @@ from tests.faults.filecalls.sweep import (
 
 #: Commands of the fast lane, and how many cases of each; the slow lane takes every call of all.
 FAST = {
-    "session ask": 3,
+    "points": 3,
     "sql, of Parquet": 3,
     "workload answer --mechanism=geometric": 1,
     "sql --fresh": 3,
@@ -137,7 +137,7 @@ def test_a_command_that_writes_is_seen(server: Server, tmp_path: Path) -> None:
     assert _writes(server, COMMANDS["secret new"], tmp_path) != []
 
 
-@pytest.mark.parametrize("name", ["init", "session init", "secret new"])
+@pytest.mark.parametrize("name", ["init", "table init", "secret new"])
 def test_a_command_that_is_done_says_what_shows_it(
     name: str, server: Server, tmp_path: Path
 ) -> None:
@@ -182,9 +182,9 @@ def test_an_account_that_cannot_be_used_says_why(
 
 def test_a_lost_answer_is_seen(server: Server, tmp_path: Path) -> None:
     """The check fails where a disturbed command leaves other results."""
-    made = world(server, "session ask", tmp_path)
+    made = world(server, "points", tmp_path)
     made.expected = made.expected._replace(files={"rows": []})
-    what = failure(server, made, Case("session ask", 10, "kill"), tmp_path / PLACE)
+    what = failure(server, made, Case("points", 10, "kill"), tmp_path / PLACE)
     assert "other files" in what
 
 

@@ -68,7 +68,7 @@ def test_uneven_load_changes_no_release(tmp_path: Path, name: str, kind: str) ->
 DPSTREAM = (sys.executable, "-m", "dpstream")
 PRISM = ("--runner", "PrismRunner")
 #: Commands, and what is added to them.
-NAMES = ("run", "run on Prism", "sql", "session ask", "census execute", "workload answer")
+NAMES = ("run", "run on Prism", "sql", "points", "census execute", "workload answer")
 
 
 def command_of(name: str) -> tuple[Command, tuple[str, ...]]:

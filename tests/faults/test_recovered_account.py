@@ -14,10 +14,11 @@ from unittest import mock
 
 import pytest
 
+import dpstream
 from dpstream.accounting.errors import DpstreamError
-from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger.head import HeadFile
 from tests import accounts
+from tests.faults.filecalls.commands import ASK, BUDGET, POINTS
 from tests.faults.one_noise import copied
 from tests.pipelines.ask.kinds import (
     ALL,
@@ -176,23 +177,20 @@ def test_a_session_that_was_killed_after_sixty_charges(here: Path) -> None:
         shutil.copytree(ACCOUNT, here / "backup")
 
         def ask_much() -> None:
-            session = Session(table="small", analyst="ann")
+            cursor = dpstream.connect(analyst="ann").cursor()
             for number in range(60):
-                session.where("epsilon >= 1.5").count(0.02, as_of=str(number))
+                cursor.execute(POINTS("epsilon = 0.02", "COUNT(*) AS n"), as_of=str(number))
 
         in_a_child(ask_much)
-        before = typed("session", "budget", "small", "--json").stdout
+        before = typed(*BUDGET).stdout
         restored(here / "backup")
-        outcome = typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
-                     "--epsilon", "1")  # fmt: skip
+        outcome = typed("sql", POINTS("epsilon = 1", "COUNT(*) AS n"))
         assert typed(*fix_of(outcome)).code == 0
-        after = typed("session", "budget", "small", "--json").stdout
+        after = typed(*BUDGET).stdout
         assert after == before and len(accounts.charges(str(FILE))) == 60
-        outcome = typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
-                     "--epsilon", "1")  # fmt: skip
+        outcome = typed("sql", POINTS("epsilon = 1", "COUNT(*) AS n"))
         assert outcome.code == REFUSED  # 0.3 is left
-        assert typed("session", "ask", "small", "count", "--where", "epsilon >= 1.5",
-                     "--epsilon", "0.25").code == 0  # fmt: skip
+        assert typed(*ASK).code == 0
 
 
 def test_a_stream_whose_tokens_alone_are_older(here: Path) -> None:

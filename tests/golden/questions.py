@@ -164,30 +164,29 @@ def of_session(folder: Path, runner: Sequence[str]) -> Cases:
     rows = [f"r{n},{n % 5},{n * n % 11},{(n % 8 + 1) / 4},{(n % 4 + 1) / 4}" for n in range(800)]
     small.small_config_at(folder, "name,a,b,epsilon,rho\n" + "\n".join(rows) + "\n")
     cases = {
-        "all points": ["count", "--where", "epsilon >= 0.25", "--epsilon", "0.25"],
-        "grid": ["count", "--by", "a", "--by", "b=0,5,10", "--epsilon", "0.5", "--drop"],
-        "several figures of two boxes": [
-            "sum(b)", "average(b)", "median(b)", "quantiles(b, 0.25, 0.75)",
-            "--where", "a = 0 or b >= 7", "--epsilon", "0.5", "--drop",
-        ],
-        "what is left of each budget": ["count", "--by", "a", "--epsilon", "0.75", "--drop"],
-        "rho": ["count", "average(b)", "--by", "a", "--rho", "0.25", "--drop"],
+        "all points": ("epsilon = 0.25", "COUNT(*) AS n", "WHERE epsilon >= 0.25"),
+        "grid": (
+            "epsilon = 0.5, drop = TRUE", "a, RANGE_BUCKET(b, [5]) AS r, COUNT(*) AS n",
+            "WHERE b IS NOT NULL GROUP BY a, r",
+        ),
+        "several figures of two boxes": (
+            "epsilon = 0.5, drop = TRUE",
+            "SUM(b) AS s, AVG(b) AS m, MEDIAN(b) AS med, PERCENTILE_CONT(b, 0.25) AS q",
+            "WHERE a = 0 OR b >= 7",
+        ),
+        "what is left of each budget": (
+            "epsilon = 0.75, drop = TRUE", "a, COUNT(*) AS n", "GROUP BY a",
+        ),
+        "rho": ("rho = 0.25, drop = TRUE", "a, COUNT(*) AS n, AVG(b) AS m", "GROUP BY a"),
     }  # fmt: skip
-    command = ("session", "ask", "small", "--project", folder, *runner, "--json")
     return {
-        case: of_rows(map(_stored, json.loads(_call(case, *command, *options))["rows"]))
-        for case, options in cases.items()
-    }
-
-
-def _stored(row: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a row in the committed table: behind a figure its sd and interval."""
-    columns = dict[str, Any]()
-    for name, value in row["values"].items():
-        columns[name] = value
-        for end, part in row["intervals"].get(name, {}).items():
-            columns[f"{name}_{end.removeprefix('noise_')}"] = part
-    return columns
+        case: _rows(
+            case, "sql", "--project", folder,
+            f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) {items} FROM small {more}",
+            *runner,
+        )
+        for case, (options, items, more) in cases.items()
+    }  # fmt: skip
 
 
 # --- tuning ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dpstream.pipelines.jobs.job import load_job
 from dpstream.pipelines.operate.account_view import view
 from dpstream.pipelines.runners.bounded import Runner
 from dpstream.pipelines.session.ask import close_before
-from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.sql.ask import ask
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.tables.registration import register
@@ -35,6 +35,7 @@ from tests.golden.refusals import Refused
 from tests.pipelines.ask.kinds import Outcome, typed
 from tests.pipelines.operate.test_state_admin import with_account
 from tests.pipelines.session import tables as small
+from tests.pipelines.session.statements import Session
 from tests.pipelines.sql.asking import COUNTED, FRESH, dp
 from tests.pipelines.tables import test_registration
 from tests.pipelines.tabulation.office import content, executed, office
@@ -210,13 +211,14 @@ def test_a_session(tmp_path: Path, url: str, refused: Refused) -> None:
                 ledger.name_table(event.id)
     for head_file in tmp_path.glob("dpstream-*.head"):
         head_file.unlink()  # of the account of the same id that the file named before
-    with Session(tmp_path, analyst="alice") as mine, Session(tmp_path, analyst="bob") as other:
+    config = load_config(tmp_path)
+    with Session(config, analyst="alice") as mine, Session(config, analyst="bob") as other:
         first = mine.where("epsilon >= 1").count(0.5)
         assert other.where("epsilon >= 1").count(0.5).receipt == first.receipt
         allotment = other.where("epsilon >= 1").as_pinq(0.5)
         assert allotment.count(0.5).charged and allotment.left == 0
         refused(lambda: mine.where("epsilon >= 1").count(0.25))
-        assert close_before(mine.open_table, "b", 5)
+        assert close_before(mine.open_table, "b", "5")
         refused(lambda: other.where("b < 5 AND epsilon = 2").count(0.1))
     assert [charge.kind for charge in charges(url)] == ["session"] * 4
     assert accounts.charges(config.base / "ledger.db") == []

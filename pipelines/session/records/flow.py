@@ -48,7 +48,6 @@ from dpstream.dp_transforms.session import (
     inputs_of,
     measured,
     nothing,
-    presented,
     released,
     tallied,
 )
@@ -87,7 +86,6 @@ class Task(NamedTuple):
         table: the table's public model.
         source: folder or URL of its parts.
         question: the question that was charged, in its canonical form.
-        presentation: the question as the answer presents it.
         read: the boxes of its charge, packed.
         run_id: of the charge.
         folder: of the draft, or a URL.
@@ -98,7 +96,6 @@ class Task(NamedTuple):
     table: SessionTable
     source: str
     question: Question
-    presentation: Question
     read: str
     run_id: str
     folder: str
@@ -257,7 +254,7 @@ class Release(Tasked[Task]):
         space, question, boxes = task.table.space, task.question, task.boxes
         parts = [len(measures.each[0].noises) for measures in calibrated(space, question, boxes)]
         table = released(space, question, boxes, joined(shards, parts))
-        put(task.folder, File(ANSWER, encoded(presented(space, task.presentation, table))))
+        put(task.folder, File(ANSWER, encoded(table)))
         yield ANSWER
 
 
@@ -298,8 +295,7 @@ def spread(
     with private_folder(beside, "account.path") as draft, reading(folder):
         parts = read_manifest(folder, table).usable()
         source, place = str(folder.resolve()), str(draft)
-        questions = question, question
-        task = Task(table, source, *questions, packed_boxes(read), run_id, place, shards, keys)
+        task = Task(table, source, question, packed_boxes(read), run_id, place, shards, keys)
         run_to_end(
             runner,
             run_id,

@@ -84,7 +84,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
             text, _, sealed = file.read().rpartition(b"\n")
     except FileNotFoundError:
         raise RunError(
-            "table.coordinates", "holds no table", "make it with `dpstream session init`"
+            "table.coordinates", "holds no table", "make it with `dpstream table init`"
         ) from None
     except OSError as error:
         raise file_error("table.coordinates", "cannot be read", error) from None
@@ -99,7 +99,7 @@ def read_manifest(folder: Path, table: SessionTable) -> Manifest:
             "table.coordinates",
             "holds another table: its dimensions, data set or regions differ, which are fixed",
             "correct the project file; for wider dimensions, make a table in another folder with "
-            "`dpstream session init NEW --migrate OLD`",
+            "`dpstream table init NEW --migrate OLD`",
         )
     return manifest
 
@@ -110,7 +110,7 @@ def damaged(what: str) -> RunError:
         "table.coordinates",
         what,
         "restore the folder from a backup; or move it away and make the table again with "
-        "`dpstream session init TABLE`: what was spent stays in the account",
+        "`dpstream table init TABLE`: what was spent stays in the account",
     )
 
 
@@ -141,8 +141,7 @@ def refuse_table(folder: Path, named: str) -> None:
         raise PolicyError(
             "table.coordinates",
             "holds a table already",
-            f"`dpstream session budget {named}` shows it; change it by `dpstream session change`, "
-            "in the data set that it was made with",
+            "change it by `dpstream table change`, in the data set that it was made with",
         )
 
 

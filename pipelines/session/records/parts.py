@@ -166,7 +166,7 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         descriptor = os.open(folder / "readers", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:
-        raise RunError(_FIELD, "holds no table", "make it with `dpstream session init`") from None
+        raise RunError(_FIELD, "holds no table", "make it with `dpstream table init`") from None
     except OSError as error:
         raise file_error(_FIELD, "cannot be read", error) from None
     try:

@@ -242,11 +242,6 @@ def released(*places: str) -> Callable[[Path, Ended], Any]:
     return read
 
 
-def picture(folder: Path, _: Ended) -> Any:
-    """A page, without the minute at which it was drawn."""
-    return re.sub(r"as of [0-9: -]+ UTC", "", (folder / "p.html").read_text())
-
-
 def both_runs(folder: Path, ended: Ended) -> Any:
     """The new run's releases, the old one's, and that each has its store.  A run that was begun
     and not charged may have left one more."""
@@ -416,12 +411,14 @@ INIT = (
     *("--start", "2024-01-01", "--end", "2024-01-03", "--epsilon", "3", "--delta", "1e-6"),
     *("--contributions", "6"),
 )
-ASK = ("session", "ask", "small", "count", "--where", "epsilon >= 1.5", "--epsilon", "0.25")
-MADE = ("session", "init", "small")
-ALLOT = ("session", "allot", "small", "later", *ASK[4:6], "--epsilon", "0.5")
-STAND = ("session", "stand", "small", "count", "--where", "epsilon >= 1", "--epsilon", "0.5",
-         "--arrival", "a", "--width", "2", "--until", "4", "--tick", "1", "--json")  # fmt: skip
-BUDGET = ("session", "budget", "small", "--json")
+POINTS = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({}) {} FROM small WHERE epsilon >= 1.5".format
+ASK = ("sql", POINTS("epsilon = 0.25", "COUNT(*) AS n"))
+DRAW = ("sql", POINTS("epsilon = 0.25, allotment = 'later'", "COUNT(*) AS n"))
+MADE = ("table", "init", "small")
+ALLOT = ("sql", f"CREATE ALLOTMENT later AS {POINTS('epsilon = 0.5', '*')}")
+TICK = ("sql", POINTS("epsilon = 0.5, sliding = 'a', width = 2, until = 4", "COUNT(*) AS n"),
+        "--as-of", "1", "--json")  # fmt: skip
+BUDGET = ("sql", "SELECT * FROM dpstream.budget", "--json")
 INFO = ("state", "info", "--json")
 COMMANDS: Mapping[str, Command] = {
     **{f: Command(catalog, (f,), lambda _, e: e.stdout.split("\n")[-1]) for f in FUNCTIONS},
@@ -458,34 +455,28 @@ COMMANDS: Mapping[str, Command] = {
         lines("in.secret"), charged=None, then=("plan", "in", "--project", "new.toml", "--json")),
     "sql --fresh": Command(catalog, (*SQL, "--fresh"), nothing, (SQL,), anew=True),
     "sql, quantiles": Command(catalog, ("sql", QUANTILES, "--json"), printed("rows")),
-    "session init": Command(session, MADE, nothing, charged=None, then=BUDGET),
-    "session init, with an account": Command(without_account, MADE, nothing, charged=None,
+    "table init": Command(session, MADE, nothing, charged=None, then=BUDGET),
+    "table init, with an account": Command(without_account, MADE, nothing, charged=None,
                                              then=BUDGET),
-    "session init --migrate": Command(
-        wider, ("session", "init", "wide", "--migrate", "small"), nothing, (MADE, ASK),
-        then=("session", "budget", "wide", "--json")),
-    "session change": Command(records, ("session", "change", "small", "more.csv"), nothing,
+    "table init --migrate": Command(
+        wider, ("table", "init", "wide", "--migrate", "small"), nothing, (MADE, ASK)),
+    "table change": Command(records, ("table", "change", "small", "more.csv"), nothing,
                            (MADE,), charged=None, then=BUDGET),
-    "session change --replace": Command(
-        records, ("session", "change", "small", "other.csv", "--replace"), nothing, (MADE,),
+    "table change --replace": Command(
+        records, ("table", "change", "small", "other.csv", "--replace"), nothing, (MADE,),
         charged=None, then=BUDGET),
-    "session change --delete": Command(
-        records, ("session", "change", "small", "gone.csv", "--delete"), nothing, (MADE,),
+    "table change --delete": Command(
+        records, ("table", "change", "small", "gone.csv", "--delete"), nothing, (MADE,),
         charged=None, then=BUDGET),
-    "session ask": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
-    "session ask --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
-    "session ask --ticket": Command(session, (*ASK, "--ticket", "ticket.json", "--json"),
-                                    nothing, (MADE,)),
-    "session ask --from": Command(session, (*ASK, "--from", "later", "--json"), printed("rows"),
-                                  (MADE, ALLOT)),
-    "session allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
-    "session select": Command(session, ("session", "select", "small", "rich",
-                                        "--with-epsilon", "1"), nothing, (MADE,), charged=None),
-    "session close": Command(session, ("session", "close", "small", "--arrival", "a",
-                                       "--before", "2"), nothing, (MADE,), then=BUDGET),
-    "session stand": Command(session, STAND, printed("rows"), (MADE,)),
-    "session picture": Command(session, ("session", "picture", "small", "--out", "p.html"),
-                               picture, (MADE, ASK, ALLOT)),
+    "points": Command(session, (*ASK, "--json"), printed("rows"), (MADE,)),
+    "points --fresh": Command(session, (*ASK, "--fresh"), nothing, (MADE, ASK), anew=True),
+    "points draw": Command(session, (*DRAW, "--json"), printed("rows"), (MADE, ALLOT)),
+    "points allot": Command(session, ALLOT, nothing, (MADE,), then=BUDGET),
+    "points give up": Command(session, ("sql", "DROP ALLOTMENT later ON small"), nothing,
+                              (MADE, ALLOT), then=BUDGET),
+    "table close": Command(session, ("table", "close", "small", "--arrival", "a",
+                                     "--before", "2"), nothing, (MADE,), then=BUDGET),
+    "points tick": Command(session, TICK, printed("rows"), (MADE,)),
     "census execute": Command(census, (*EXECUTE, "out"), released("out")),
     "census execute --fresh": Command(
         census, (*EXECUTE, "again", "--fresh"), names("again"), ((*EXECUTE, "out"),),

@@ -184,14 +184,14 @@ def _session(rows: str) -> None:
     elif rows != "same":
         numbers = {7} if rows == "neighbour" else set(range(30)) - {7}
         Path("more.csv").write_text("name\n" + "".join(f"r{n}\n" for n in sorted(numbers)))
-        outcome = typed("session", "change", "small", "more.csv", "--delete")
+        outcome = typed("table", "change", "small", "more.csv", "--delete")
         assert outcome.code == 0, outcome.stderr
 
 
 def _session_record(name: str) -> None:
     """A record of a name is added to a session's table."""
     Path("more.csv").write_text(f"name,a,epsilon\n{name},1,2\n")
-    outcome = typed("session", "change", "small", "more.csv")
+    outcome = typed("table", "change", "small", "more.csv")
     assert outcome.code == 0, outcome.stderr
 
 
@@ -200,6 +200,14 @@ def _by_command(name: str, *more: str) -> Callable[..., Outcome]:
         return typed(*COMMANDS[name].words, *more, *options)
 
     return ask
+
+
+def _points(*options: str) -> Outcome:
+    """A count of points; ``large`` is a charge of five times as much."""
+    program, text = COMMANDS["points"].words[:2]
+    if "large" in options:
+        text = text.replace("0.25", "1.25")
+    return typed(program, text, "--json", *(option for option in options if option != "large"))
 
 
 def _census(command: str, unit: str, line: str) -> Kind:
@@ -280,8 +288,8 @@ KINDS = {
         USERS, VISITS, RARE, ("answers",), no_runner=LAUNCHER,
     ),
     "session": Kind(
-        COMMANDS["session ask"], _by_command("session ask", "--epsilon", "0.25"), _session,
-        ("small.csv", "more.csv", "small.table"), _session_record, large=("--epsilon", "1.25"),
+        COMMANDS["points"], _points, _session,
+        ("small.csv", "more.csv", "small.table"), _session_record, large=("large",),
     ),
     "census persons": _census("census execute", "person", "023|"),
     "census households": _census("census execute, households", "household", "72|"),

@@ -131,7 +131,7 @@ CHECKS = (
           {"stream": "tests/pipelines/stream/test_begin.py::test_the_limit_used_up_meanwhile"}),
     Check("an account that is absent, or has another id",
           f"{ASK}::test_an_account_that_is_absent_or_another_is_refused"),
-    Check("table id", "tests/pipelines/cli/test_session.py::"
+    Check("table id", "tests/pipelines/cli/test_table.py::"
           "test_five_data_sets_in_turn_over_one_folder",
           _but("stream, SQL, tuning, workload, census", _FILES_OF_OTHERS)
           | _but("frame, keys only", "a table in memory is known by nothing (limits.md)")),
@@ -140,10 +140,10 @@ CHECKS = (
           _but("stream, tuning, workload", "tests/accounting/test_places.py::"
                "test_one_file_is_not_private_and_public[keys of a folder]")
           | {"frame": "public keys are given as values, not as a file",
-             "session": "it has no public input",
+             "session": "its public input selects points before the charge",
              "census": "no row of a public file is published as it is"}),
     Check("recover", f"{RECOVERED}::test_restored_refused_recovered_and_asked_again"),
-    Check("migrate", "tests/pipelines/cli/test_session.py::"
+    Check("migrate", "tests/pipelines/cli/test_table.py::"
           "test_wider_dimensions_do_not_make_budgets_whole_again",
           _but("stream, frame, SQL, tuning, workload, census, keys only",
                "its charge is of every unit, whatever the schema")),
@@ -154,7 +154,7 @@ CHECKS = (
     Check("a fault at every file call", f"{FAULTS}test_file_calls.py::test_every_call[sql]", {
         row: f"{FAULTS}test_file_calls.py::test_every_call[{case}]"
         for row, case in {
-            "stream": "run", "frame": "frame", "tuning": "choose", "session": "session ask",
+            "stream": "run", "frame": "frame", "tuning": "choose", "session": "points",
             "workload": "workload answer --mechanism=geometric",
             "census": "census execute, households", "keys only": "keys",
         }.items()
@@ -168,7 +168,7 @@ CHECKS = (
           {"stream": "tests/pipelines/stream/test_fresh.py::test_a_full_disk_is_charged_once"}),
     Check("`fresh` typed again until it is done", f"{REPEATED}[sql --fresh]",
           {"stream": f"{REPEATED}[run --fresh]", "tuning": f"{REPEATED}[choose --fresh]",
-           "session": f"{REPEATED}[session ask --fresh]",
+           "session": f"{REPEATED}[points --fresh]",
            "workload": f"{REPEATED}[workload answer --fresh]",
            "census": f"{REPEATED}[census execute --fresh]"}
           | _but("frame, keys only", "it returns its answer in memory and delivers nothing")),

@@ -58,19 +58,44 @@ def loaded(folder: Path, more: str = "") -> Named:
 
 
 def called(*words: str) -> Result:
-    return CliRunner().invoke(cli, ["session", *words])
+    return CliRunner().invoke(cli, ["table", *words])
+
+
+def ask_sql(table: Named, statement: str, *options: str) -> Result:
+    """A statement about a table, or what follows the options of its private SELECT.
+
+    ``"epsilon = 1 | COUNT(*) AS n | a < 2"`` is a count of the points where a < 2.
+    """
+    parts = [part.strip() for part in statement.split("|")]
+    if len(parts) > 1:
+        where = f" WHERE {parts[2]}" if len(parts) > 2 else ""
+        statement = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({parts[0]}) {parts[1]}"
+        statement = f"{statement} FROM {table[0]}{where}"
+    return CliRunner().invoke(cli, ["sql", statement, *table[1:], *options])
 
 
 def json_of(*words: str) -> dict[str, Any]:
-    """What a command says to machines."""
+    """What an owner's command says to machines."""
     result = called(*words, "--json")
     assert result.exit_code == 0, result.output
-    report: dict[str, Any] = printed(result.stdout)
-    return report
+    return printed(result.stdout)
 
 
-def session_refused(code: int, *words: str) -> str:
+def answer_of(table: Named, statement: str, *options: str) -> dict[str, Any]:
+    """What a statement's answer says to machines."""
+    result = ask_sql(table, statement, *options, "--json")
+    assert result.exit_code == 0, result.output
+    return printed(result.stdout)
+
+
+def budget_of(table: Named) -> list[Any]:
+    """What each region has spent, by its kind and place."""
+    rows = answer_of(table, "SELECT kind, region, spent FROM dpstream.budget")["rows"]
+    return [tuple(row["values"].values()) for row in rows]
+
+
+def failed(code: int, result: Result) -> str:
     """What a command that fails says; it fails with its own code and without a traceback."""
-    result = called(*words)
     assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
     return result.output

@@ -69,13 +69,14 @@ def choose(folder: Path) -> System:
 
 def session(folder: Path) -> System:
     table = loaded(folder)
-    words = (*table, "count", "--where", "epsilon >= 0.5", "--epsilon")
-    ask = ("session", "ask", *words, "0.1")
+    text = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = {}) COUNT(*) AS n FROM small"
+    ask = ("sql", *table[1:], f"{text.format(0.1)} WHERE epsilon >= 0.5")
 
     def narrow() -> None:
-        assert call("session", "ask", *words, "0.45").exit_code == 0
+        narrowing = f"{text.format(0.45)} WHERE epsilon >= 0.5"
+        assert call("sql", *table[1:], narrowing).exit_code == 0
 
-    return System((*ask, "--dry-run"), ask, ask, ask, narrow)
+    return System((*ask, "--explain"), ask, ask, ask, narrow)
 
 
 def census(folder: Path) -> System:
@@ -274,18 +275,22 @@ def test_a_place_that_is_taken_refuses_both(name: str, tmp_path: Path) -> None:
 
 def test_a_draw_on_an_allotment_is_planned(tmp_path: Path) -> None:
     table = loaded(tmp_path)
-    words = ("count", "--from", "half", "--epsilon")
-    allot = ("session", "allot", *table, "half", "--where", "epsilon >= 0.5", "--epsilon", "0.2")
-    assert call(*allot).exit_code == 0
-    ask = ("session", "ask", *table, *words)
-    plan = ("session", "ask", "--dry-run", *table, *words)
-    done = call(*plan, "0.15", "--json")
+    head = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = {}{}) {} FROM small".format
+
+    def ask(amount: str, name: str = "half") -> Words:
+        return ("sql", *table[1:], head(amount, f", allotment = '{name}'", "COUNT(*) AS n"))
+
+    def plan(amount: str, name: str = "half") -> Words:
+        return (*ask(amount, name), "--explain")
+
+    allot = f"CREATE ALLOTMENT half AS {head('0.2', '', '*')} WHERE epsilon >= 0.5"
+    assert call("sql", *table[1:], allot).exit_code == 0
+    done = call(*plan("0.15"), "--json")
     plan_json = printed(done.stdout)
     assert (plan_json["allotment_left"], plan_json["charged"]) == (0.2, []) and plan_json["errors"]
     assert plan_json["acceptance"]["accepted"] and plan_json["acceptance"]["charged"] is None
-    same_refusal((*ask, "0.25"), (*plan, "0.25"), tmp_path)
-    assert call(*ask, "0.15").exit_code == 0
-    assert acceptance((*plan, "0.15"))[1]["run_id"]
-    same_refusal((*ask, "0.1"), (*plan, "0.1"), tmp_path)
-    other = ("session", "ask", *table, "count", "--from", "none", "--epsilon", "0.1", "--dry-run")
-    assert call(*other).exit_code == 3
+    same_refusal(ask("0.25"), plan("0.25"), tmp_path)
+    assert call(*ask("0.15")).exit_code == 0
+    assert acceptance(plan("0.15"))[1]["run_id"]
+    same_refusal(ask("0.1"), plan("0.1"), tmp_path)
+    assert call(*plan("0.1", "none")).exit_code == 3

@@ -68,20 +68,20 @@ def session_init(folder: Path, more: bool) -> list[str | Path]:
     table = prepared(folder)
     if more:
         _append(folder / "small.csv", "r90,0,1,1.0,0.5\nr91,none,1,1.0,0.5\nr92,0,0,nan,0.5\n")
-    return ["session", "init", *table]
+    return ["table", "init", *table]
 
 
 def session_add(folder: Path, more: bool) -> list[str | Path]:
-    _done("session", "init", *(table := prepared(folder)))
+    _done("table", "init", *(table := prepared(folder)))
     rows = "name,a,b,epsilon,rho\nr80,0,1,1.0,0.5\n"
     (folder / "more.csv").write_text(rows + "r81,0,1,1.0,0.5\nr0,0,1,1,1\nz,q,1,1,1\n" * more)
-    return ["session", "change", *table, folder / "more.csv"]
+    return ["table", "change", *table, folder / "more.csv"]
 
 
 def session_delete(folder: Path, more: bool) -> list[str | Path]:
-    _done("session", "init", *(table := prepared(folder)))
+    _done("table", "init", *(table := prepared(folder)))
     (folder / "gone.csv").write_text("name\nr1\n" + "r2\nnobody\n" * more)
-    return ["session", "change", *table, folder / "gone.csv", "--delete"]
+    return ["table", "change", *table, folder / "gone.csv", "--delete"]
 
 
 def tables(folder: Path, more: bool) -> list[str | Path]:

@@ -199,39 +199,15 @@ def test_sql_asks_without_runner_and_second_accountant(tmp_path: Path) -> None:
     assert {"duckdb", "dpstream.dp_transforms.one_shot"} <= modules
 
 
-def test_sessions_ask_without_runner_pictures_and_second_accountant(tmp_path: Path) -> None:
+def test_points_are_asked_without_runner_pictures_and_second_accountant(tmp_path: Path) -> None:
     from tests.pipelines.cli import called as sessions
 
     table = sessions.loaded(tmp_path)
-    names = loaded(["session", "ask", *table, "--where", "epsilon >= 1", "--epsilon", "1"])
+    options = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 1)"
+    text = f"{options} COUNT(*) AS n FROM small WHERE epsilon >= 1"
+    names = loaded(["sql", text, *table[1:]])
     assert (NOT_FOR_ANSWERS | {"matplotlib"}) & names == set()
     assert {"duckdb", "dpstream.pipelines.session.records.scan"} <= names
-
-
-#: A plan of a session neither draws nor reads records, and answers in SQL have another dialect.
-NOT_FOR_SESSION_PLANS = {
-    *("numba", "scipy", "apache_beam", "matplotlib", "dpstream.state.store"),
-    *("pyarrow", "flint", "duckdb", "sqlglot.dialects.bigquery", "sqlglot.generators.duckdb"),
-}
-
-
-def test_a_plan_of_a_session_loads_neither_compiler_nor_arrow(tmp_path: Path) -> None:
-    from tests.pipelines.cli import called as sessions
-
-    table = sessions.loaded(tmp_path)
-    command = [
-        "session",
-        "ask",
-        *table,
-        "--where",
-        "epsilon >= 1",
-        "--epsilon",
-        "0.25",
-        "--dry-run",
-    ]
-    assert NOT_FOR_SESSION_PLANS & (names := loaded(command)) == set()
-    assert "dpstream.pipelines.session.plan" in names
-    assert is_quick(*command, ratio=1.7)  # 0.45 CPU seconds where NumPy and SciPy take 0.3
 
 
 def test_a_plan_of_tables_loads_neither_runner_nor_compiler(tmp_path: Path) -> None:

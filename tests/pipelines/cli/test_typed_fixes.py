@@ -310,17 +310,6 @@ def test_tables_without_a_secret(tmp_path: Path) -> None:
     assert call(*of.plan).exit_code == 0
 
 
-def test_a_subspace_without_a_name(tmp_path: Path) -> None:
-    table = sessions.loaded(tmp_path)
-    asking = ("session", "ask", *table, "--in", "small", "--epsilon", "0.25", "--drop")
-    refused = call(*asking)
-    assert refused.exit_code == 2
-    [words] = commands_of(refused.output)
-    typed = ["a < 2" if word == "CONDITION" else word for word in words]
-    assert typed != words and call(*typed).exit_code == 0
-    assert call(*asking).exit_code == 0
-
-
 def test_a_sink_of_another_kind(hour: Hour) -> None:
     assert hour.run() == 0
     hour.edit('kind = "parquet"', 'kind = "jsonl"')
@@ -447,15 +436,15 @@ def test_a_sessions_folder_that_is_damaged(
     """It is made again after it was moved away, and what was spent stays spent."""
     monkeypatch.chdir(tmp_path)
     table = sessions.loaded(tmp_path)
-    ask = ("ask", *table, "--where", "epsilon >= 1", "--epsilon")
-    sessions.json_of(*ask, "0.5")
+    ask = "epsilon = {} | COUNT(*) AS n | epsilon >= 1".format
+    sessions.answer_of(table, ask(0.5))
     [folder] = [path for path in tmp_path.iterdir() if path.suffix == ".table"]
     for path in folder.glob(pattern):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-    refusal = sessions.session_refused(4, *ask, "0.25")
-    assert "move it away" in refusal and commands_of(refusal) == [["session", "init", "TABLE"]]
-    sessions.session_refused(3, "init", *table)
+    refusal = sessions.failed(4, sessions.ask_sql(table, ask(0.25)))
+    assert "move it away" in refusal and commands_of(refusal) == [["table", "init", "TABLE"]]
+    sessions.failed(3, sessions.called("init", *table))
     folder.rename(tmp_path / "away")
     assert sessions.called("init", *table).exit_code == 0
-    sessions.json_of(*ask, "0.25")
-    assert "left" in sessions.session_refused(3, *ask, "1.5")
+    sessions.answer_of(table, ask(0.25))
+    assert "left" in sessions.failed(3, sessions.ask_sql(table, ask(1.5)))

@@ -205,23 +205,20 @@ def test_pipelines_of_python(make_job: Callable[..., Job], place: Callable[..., 
 
 def test_sessions(tmp_path: Path) -> None:
     table = sessions.loaded(tmp_path)
-    ask = ("session", "ask", *table, "count", "--where", "epsilon >= 1", "--dry-run")
-    assert sessions.json_of("budget", *table)["warnings"] == []
-    assert of_json(*ask, "--epsilon", "1") == []
-    weak = call(*ask, "--epsilon", "12", "--json")  # refused, and warned of
+    head = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = {}) COUNT(*) AS n FROM small"
+    ask = ("sql", *table[1:], "--explain")
+    assert of_json(*ask, f"{head.format(1)} WHERE epsilon >= 1") == []
+    weak = call(*ask, f"{head.format(12)} WHERE epsilon >= 1", "--json")  # refused, and warned of
     assert weak.exit_code == 3 and len(json.loads(weak.stdout)["warnings"]) == 1
     large = tmp_path / "large"
     large.mkdir()
     wide, file = sessions.prepared(large), large / PROJECT_FILE
     assert "most = 2.0" in file.read_text()
     file.write_text(file.read_text().replace("most = 2.0", "most = 12.0"))
-    assert len(of_json("session", "init", *wide)) == 1
-    done = call("session", "ask", *wide, "count", "--where", "a = 0", "--epsilon", "1", "--json")
-    assert done.exit_code == 3 or len(json.loads(done.stdout)["warnings"]) == 1
-    assert WEAK in call("session", "budget", *wide).stderr
-    assert len(of_json("session", "budget", *wide)) == 1
-    with pytest.warns(WeakGuaranteeWarning, match=WEAK):
-        dpstream.Session(large).close()
+    assert len(of_json("table", "init", *wide)) == 1
+    statement = ("sql", *wide[1:], f"{head.format(1)} WHERE a = 0 AND epsilon >= 1")
+    assert WEAK in call(*statement).stderr
+    assert len(of_json(*statement)) == 1
 
 
 def test_census_tables(tmp_path: Path) -> None:

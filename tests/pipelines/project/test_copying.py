@@ -87,7 +87,7 @@ STATEMENT = dp(
     "page, SUM(seconds, contribution_bounds_per_row => (0, 9)) AS total FROM visits GROUP BY page"
 )
 EDITS = (
-    ("session", "init", "rides"),
+    ("table", "init", "rides"),
     ("choose", "daily", "--proxy", "old.csv", "--as", "chosen"),
     ("choose", "daily", "--proxy", "old.csv", "--bounds", "--as", "bounded"),
     ("choose", "chosen", "--proxy", "old.csv", "--as", "again"),

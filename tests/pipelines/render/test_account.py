@@ -28,7 +28,6 @@ from dpstream.pipelines.render.account import (
     accepted_lines,
     charge_lines,
     place_lines,
-    points_text,
     run_lines,
     view_text,
 )
@@ -206,27 +205,6 @@ def test_events_are_listed_in_order() -> None:
         "Spent       more than any epsilon at delta 1e-05 per unit, for charges fixed beforehand",
         "Limit       none: each record has a budget of its own",
     ]  # fmt: skip
-
-
-def test_what_points_have_spent() -> None:
-    part = {
-        "most_spent": 0.75, "least_spent": 0.0, "most_initial": 2.0, "regions": 1,
-        "rows": [{"where": "a = 1", "spent": 0.75}, {"where": "a = 2", "spent": None}],
-    }  # fmt: skip
-    quota = {"analyst": "alice", "quota": 1.0, "most_charged": 0.5}
-    figures = {
-        "table": "rides", "data_set": "taxis", "unit": "one record", "entries": 3,
-        "budgets": {"epsilon": part}, "quotas": {"epsilon": quota},
-    }  # fmt: skip
-    assert points_text(figures).splitlines() == [
-        "Table       rides, data set taxis, unit one record",
-        "Entries     3",
-        "epsilon     spent by a point at most 0.75, at least 0, of initial budgets up to 2; in 1 "
-        "region",
-        "                  0.75  where a = 1",
-        "                closed  where a = 2",
-        "Quota       alice: epsilon 1 of a point, charged to one at most 0.5",
-    ]
 
 
 @pytest.mark.parametrize(

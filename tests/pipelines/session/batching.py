@@ -22,7 +22,7 @@ from dpstream.accounting.sessions.aggregates import (
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
-from dpstream.dp_transforms.session import Totals, answered, presented, tallied
+from dpstream.dp_transforms.session import Totals, answered, tallied
 from dpstream.pipelines.session.records import load
 from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.parts import read_part
@@ -66,10 +66,10 @@ class Made(NamedTuple):
 def here(
     scan: Scan | Made, space: Space, question: Question, read: Int64, ring: KeyRing, run_id: str
 ) -> pa.Table:
-    """The answer by this process alone, as `ask` draws and presents it without a runner."""
+    """The answer by this process alone, as `ask` draws it without a runner."""
     drawn = question.canonical
     totals = scan.totals(read, drawn.cells, drawn.needs(space, read))
-    return presented(space, question, answered(space, drawn, read, totals, ring, run_id))
+    return answered(space, drawn, read, totals, ring, run_id)
 
 
 def made(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dpstream.pipelines.session.session import Session
+from tests.pipelines.session.statements import Session
 from tests.pipelines.session.tables import small_config_at
 
 

@@ -13,30 +13,20 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Question, median, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT, median, sum_of
 from dpstream.dp_transforms import session as drawing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.formats.receipt import table_of
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.session import ask as asking
-from dpstream.pipelines.session.ask import (
-    SessionQuestion,
-    SlidingQuestion,
-    arrival_of,
-    cells_wide,
-    close_before,
-    first_gap,
-    tick,
-)
-from dpstream.pipelines.session.receipt import decoded
+from dpstream.pipelines.session import answer as answers
+from dpstream.pipelines.session.ask import SessionQuestion, close_before, first_gap
 from dpstream.pipelines.session.records.load import add, delete
-from dpstream.pipelines.session.selection import Selection
-from dpstream.pipelines.session.session import Session
 from dpstream.state.ledger import regions
-from dpstream.state.ledger.contract import Answer, AnswerLog, Ledger
+from dpstream.state.ledger.contract import AnswerLog, Ledger
 from dpstream.state.ledger.orders import SessionRefusedError
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
+from tests.pipelines.session.statements import Figures, Session
 from tests.pipelines.session.tables import RECORDS, small_config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
@@ -179,7 +169,7 @@ def transcript(folder: Path, records: str) -> list[Any]:
         for where, amount, how in QUESTIONS:
             try:
                 answer = session.where(where).count(amount, **how)
-                entries.append((answer.charged, answer.header.where, answer.sd))
+                entries.append((answer.charged, answer.sd))
             except PolicyError as error:
                 entries.append(
                     (str(error), session.open_table.account.spent("epsilon").amounts.tolist())
@@ -218,50 +208,59 @@ def test_a_decision_that_looks_at_records_is_noticed(
 
 
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) -> None:
-    table, rich, space = session.table, session.where("epsilon >= 1"), session.open_table.space
-    anything: Any = 1
-    calls: dict[str, Callable[[], object]] = {
-        "half a predicate": lambda: session.where("a <"),
-        "a dimension": lambda: session.where("nothing = 1").count(1),
-        "a sum of budgets": lambda: table.sum("epsilon", 1),
-        "a sum of nothing": lambda: table.sum("nothing", 1),
-        "an amount of 0": lambda: table.count(0), "below 0": lambda: table.count(-1),
-        "no number": lambda: table.count(float("nan")), "too much": lambda: table.count(1e9),
-        "a kind": lambda: table.count(1, kind="delta"),
-        "a cover": lambda: table.count(1, cover=("nothing",)),
-        "many ranges": lambda: table.histogram("a", 1, 99),
-        "falling edges": lambda: table.histogram("a", 1, [3, 2]),
-        "a figure twice": lambda: table.ask((sum_of("b"), sum_of("b")), 1),
-        "nobody": lambda: session.where("a < 0").count(1),
-        "what no receipt holds: a truth": lambda: rich.ask(
-            (Aggregate("quantiles", "b", (True,)),), 1
-        ),
-        "numpy's number": lambda: rich.ask((Aggregate("quantiles", "b", (np.float64(0.5),)),), 1),
-        "half a pair": lambda: rich.ask((Aggregate("count", label="\ud800"),), 1),
-        "a number as truth": lambda: rich.count(1, drop=anything),
-        "an arrival of budgets": lambda: arrival_of(space, "epsilon"),
-        "before all": lambda: close_before(session.open_table, "b", 0),
-        "no width": lambda: cells_wide(space, "b", 0),
+    def sql(items: str, options: str = "epsilon = 1", more: str = "WHERE epsilon >= 1") -> object:
+        text = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) {items} FROM small {more}"
+        return partial(session.ask, text)
+
+    one = "COUNT(*) AS n"
+    calls: Any = {
+        "half a condition": sql(one, more="WHERE a <"),
+        "no column": sql(one, more="WHERE nothing = 1"),
+        "a sum of budgets": sql("SUM(epsilon) AS n"),
+        "a sum of nothing": sql("SUM(nothing) AS n"),
+        "a sum of two": sql("SUM(a + b) AS n"),
+        "values": sql("COUNT(b) AS n"),
+        "distinct values": sql("COUNT(DISTINCT b) AS n"),
+        "a variance": sql("VAR(b) AS n"),
+        "bounds": sql("SUM(b, contribution_bounds_per_row => (0, 5)) AS n"),
+        "a figure of nothing": sql("a", more="GROUP BY a"),
+        "no amount": sql(one, "drop = TRUE"),
+        "two amounts": sql(one, "epsilon = 1, rho = 1"),
+        "an amount of 0": sql(one, "epsilon = 0"),
+        "too much": sql(one, "epsilon = 1e9"),
+        "a text": sql(one, "epsilon = '1'"),
+        "a delta": sql(one, "epsilon = 1, delta = 1e-9"),
+        "drop = 1": sql(one, "epsilon = 1, drop = 1"),
+        "a cover": sql(one, "epsilon = 1, cover = ['nothing']"),
+        "an allotment": sql(one, "epsilon = 1, allotment = 'nothing'"),
+        "a union that pays": sql(one, "epsilon = 1, union = TRUE"),
+        "a union of groups": sql(f"a, {one}", "union = TRUE", "GROUP BY a"),
+        "falling edges": sql(one, more="GROUP BY RANGE_BUCKET(a, [3, 2])"),
+        "nobody": sql(one, more="WHERE a < 0"),
+        "half a window": sql(one, "epsilon = 1, sliding = 'b'"),
+        "an arrival of budgets": sql(one, "epsilon = 1, sliding = 'epsilon', width = 1, until = 2"),
+        "no width": sql(one, "epsilon = 1, sliding = 'b', width = 0, until = 2"),
+        "an allotment of groups": partial(
+            session.ask, "CREATE ALLOTMENT n AS SELECT WITH DIFFERENTIAL_PRIVACY "
+            "OPTIONS(epsilon = 1) a, COUNT(*) AS n FROM small GROUP BY a"),
+        "no allotment": partial(session.ask, "DROP ALLOTMENT n"),
+        "a plan of what is free": partial(session.ask, "EXPLAIN SELECT * FROM dpstream.budget"),
+        "no system table": partial(session.ask, "SELECT * FROM dpstream.records"),
+        "a system table beside": partial(session.ask, "SELECT * FROM dpstream.budget, small"),
+        "before all": lambda: close_before(session.open_table, "b", "0"),
         **{
-            f"a tick {name[:5]!r}": partial(
-                tick, session.open_table, sliding_question(session), 6, name
-            )
+            f"a tick {name[:5]!r}": partial(tick, session, 6, name)
             for name in ("", "a\nb", "\udc80", "t" * 201)
         },
     }  # fmt: skip
     text = of_refusals(calls)
     (session.open_table.config.folder / "manifest.json").unlink()
-    text += "\n" + of_refusals({"no table": lambda: rich.count(1)})
+    text += "\n" + of_refusals({"no table": lambda: session.where("epsilon >= 1").count(1)})
     check(
         Path(__file__).with_name("refusals_ask.txt"),
         text.replace(str(session.open_table.config.base), "FOLDER"),
     )
     assert session.open_table.account.history() == []
-
-
-def test_quantiles_of_numpy_are_numbers(session: Session) -> None:
-    parts: Any = np.array([0.5])
-    assert session.where("epsilon >= 1").quantiles("b", parts, 1).charged
 
 
 def test_the_charge_is_durable_before_a_record_is_read(session: Session, refused: Refused) -> None:
@@ -342,13 +341,12 @@ def test_a_predicate_that_is_resolved_before_the_lock_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sabotaged twin: boxes as they were when the question was written."""
-    ask = asking.ask
 
     def early(open_table: Any, request: Any) -> Any:
         boxes = request.selection.boxes(open_table.account)
-        return ask(open_table, request._replace(window=lambda _: boxes))
+        return SessionQuestion(open_table, request._replace(window=lambda _: boxes))
 
-    monkeypatch.setattr(asking, "ask", early)
+    monkeypatch.setattr(answers, "SessionQuestion", early)
     assert _raced(tmp_path / "0") != []
 
 
@@ -384,29 +382,28 @@ def test_a_runner_gives_the_same_bytes(tmp_path: Path) -> None:
         Session(config, analyst="alice", runner=runner) as there,
         Session(config, analyst="alice") as here,
     ):
-        part = there.where("epsilon >= 1")
-        request = part.request((COUNT, sum_of("b"), median("b")), 1, {"a": None})
-        answer = asking.ask(there.open_table, request)
-        again = asking.ask(here.open_table, request)
+        given = ((COUNT, sum_of("b"), median("b")), 1, {"a": None})
+        answer = there.where("epsilon >= 1").ask(*given)
+        again = here.where("epsilon >= 1").ask(*given)
         assert answer.charged and not again.charged and again.receipt == answer.receipt
         charge = here.open_table.ledger.history().find(answer.header.run_id)
         assert charge is not None
+        request = here.where("epsilon >= 1").request(*given)
         same = SessionQuestion(here.open_table, request).draw(charge, here.open_table.ring)
-        assert decoded(Answer(charge.run_id, same, "", False), True).table == answer.table
+        assert table_of(same) == table_of(answer.receipt)
         with pytest.raises(UsageError):
             Session(config, analyst="alice", runner=Runner("Nobody", (), 1)).where(
                 "epsilon = 2"
             ).count(1)
 
 
-QUESTION = Question(kind="epsilon", amount=400_000)
-
-
-def sliding_question(
-    session: Session, where: str = "epsilon >= 1", width: int = 2
-) -> SlidingQuestion:
-    chosen = Selection(session.open_table.space).where(where)
-    return SlidingQuestion(QUESTION, chosen, "b", width)
+def tick(
+    session: Session, until: int, name: str, where: str = "epsilon >= 1", width: int = 2
+) -> Figures:
+    """One tick of a count of 0.4 in a window of ``b``."""
+    options = f"epsilon = 0.4, sliding = 'b', width = {width}, until = {until}"
+    head = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}) COUNT(*) AS n"
+    return session.ask(f"{head} FROM small WHERE {where}", as_of=name)
 
 
 def windows(session: Session) -> list[list[int]]:
@@ -418,30 +415,29 @@ def test_the_window_stays_while_it_has_budget_and_then_slides(
     session: Session, refused: Refused
 ) -> None:
     for number in range(6):
-        assert tick(session.open_table, sliding_question(session), 6, f"t{number}").charged
+        assert tick(session, 6, f"t{number}").charged
     assert windows(session) == [[0, 2], [0, 2], [2, 4], [2, 4], [4, 6], [4, 6]]
-    refused(lambda: tick(session.open_table, sliding_question(session), 6, "t6"))
-    assert tick(session.open_table, sliding_question(session), 8, "t6").charged  # newer arrivals
+    refused(lambda: tick(session, 6, "t6"))
+    assert tick(session, 8, "t6").charged  # newer arrivals
     assert windows(session)[-1] == [6, 8]
 
 
 def test_a_tick_is_answered_once(session: Session) -> None:
-    query, wider = (sliding_question(session, "epsilon >= 2", width) for width in (2, 3))
-    first = tick(session.open_table, query, 6, "monday")
-    again = tick(session.open_table, query, 8, "monday")
+    query = partial(tick, session, where="epsilon >= 2")
+    first, again = query(6, "monday"), query(8, "monday")
     assert first.charged and not again.charged and again.receipt == first.receipt
-    assert tick(session.open_table, query, 6, "tuesday").charged
+    assert query(6, "tuesday").charged
     # A question of that label, and a window of another width, are other questions.
     assert session.where("epsilon >= 2").count("0.4", as_of="monday").charged
-    assert tick(session.open_table, wider, 8, "monday").charged
+    assert query(8, "monday", width=3).charged
 
 
 def test_others_spend_budget_too(session: Session) -> None:
     session.where("b = 1 AND epsilon >= 1").count(1)
-    tick(session.open_table, sliding_question(session), 10, "a")
+    tick(session, 10, "a")
     assert windows(session)[-1] == [2, 4]
     session.where("b = 2 AND epsilon >= 2").count(1.5)
-    tick(session.open_table, sliding_question(session), 10, "b")
+    tick(session, 10, "b")
     assert windows(session)[-1] == [3, 5]
 
 
@@ -456,13 +452,15 @@ def test_gaps() -> None:
 def test_a_closed_range_refuses_every_query_for_ever(session: Session, refused: Refused) -> None:
     answer = session.where("b < 4 AND epsilon >= 1").count(0.5)
     allotment = session.where("b < 6 AND epsilon >= 1").as_pinq(0.5)
-    assert close_before(session.open_table, "b", 4) and not close_before(session.open_table, "b", 4)
+    assert close_before(session.open_table, "b", "4") and not close_before(
+        session.open_table, "b", "4"
+    )
     for where in ("b < 4 AND epsilon >= 1", "b = 0 AND epsilon = 2", "b = 3 AND epsilon = 2"):
         with pytest.raises(SessionRefusedError):
             session.where(where).count("0.000001")
     refused(allotment.count, 0.25)
     assert allotment.where("b >= 4").count(0.25).charged
-    tick(session.open_table, sliding_question(session), 8, "t")
+    tick(session, 8, "t")
     assert windows(session)[-1][0] >= 4
     assert session.where("b < 4 AND epsilon >= 1").count(0.5).receipt == answer.receipt
     assert len(session.open_table.account.spent("epsilon").boxes) <= 8
@@ -517,17 +515,17 @@ def test_whoever_is_killed_has_paid_before_records_are_read(fault: str, tmp_path
 
     def work() -> None:
         with Session(config) as session:
-            session.where("epsilon >= 1").histogram("a", 0.5)
+            session.where("epsilon >= 1").ask((COUNT,), 0.5, {"a": None})
 
     receipt = killed(work, home, name)
     with Session(config) as session:
         assert len(session.open_table.account.history()) == stands
         assert session.table.max_consumed() == 0.5 * stands
-        answer = session.where("epsilon >= 1").histogram("a", 0.5)
+        answer = session.where("epsilon >= 1").ask((COUNT,), 0.5, {"a": None})
         assert answer.charged != stands and len(session.open_table.account.history()) == 1
         if fault == "draw":  # the same run id is the same noise
             assert table_of(receipt) == table_of(answer.receipt)
-        again = session.where("epsilon >= 1").histogram("a", 0.5)
+        again = session.where("epsilon >= 1").ask((COUNT,), 0.5, {"a": None})
         assert again.receipt == answer.receipt and session.table.max_consumed() == 0.5
 
 
@@ -535,16 +533,16 @@ def test_whoever_is_killed_has_paid_before_records_are_read(fault: str, tmp_path
 def test_a_draw_that_is_killed_is_counted(fault: str, tmp_path: Path) -> None:
     config = small_config_at(tmp_path)
     with Session(config) as session:
-        run_id = session.where("epsilon >= 1").as_pinq(1).run_id
+        session.where("epsilon >= 1").as_pinq(1, "night")
 
     def work() -> None:
         with Session(config) as session:
-            session.allotment(run_id).count(0.75)
+            session.allotment("night").count(0.75)
 
     home, name, _ = FAULTS[fault]
     killed(work, home, name)
     with Session(config) as session:
-        allotment = session.allotment(run_id)
+        allotment = session.allotment("night")
         assert allotment.left == 0.25
         assert not allotment.count(0.75).charged
         assert allotment.left == 0.25 and allotment.count(0.25).charged

@@ -1,9 +1,7 @@
-"""A session table of the project file: what it means, its account and its names."""
+"""A session table of the project file: what it means, and its account."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from dpstream.accounting.regions.space import Budget, Category, Integer, Real, T
 from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.project.text import MAX_FILE_BYTES, parse_toml
 from dpstream.pipelines.session import config as module
-from dpstream.pipelines.session import names
 from dpstream.pipelines.session.account import with_account
 from dpstream.pipelines.session.config import Config, config_in, kind_of, load_config
 from dpstream.state.ledger.open import PROJECT_FILE, read_history
@@ -198,24 +195,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     config_at(tmp_path)
     grid = ["table.rides.dimension.hour.grid=12"]
     calls["no place"] = lambda: load_config(tmp_path, settings=grid)
-    table = config_at(tmp_path)
-    calls["no points"] = lambda: names.predicate(table, "noon", " --project shop")
-    calls["no name"] = lambda: names.check("a b")
-    for text in (
-        b"[",
-        b"[1]",
-        b'{"subspaces": {"a": 1}}',
-        b'{"a": {}}',
-        b'{"subspaces": {"\xff": ""}}',
-    ):
-        name = f"names of another form: {text!r}"
-        calls[name] = partial(_names_of, table, text)
     check(Path(__file__).with_name("refusals_project.txt"), of_refusals(calls))
-
-
-def _names_of(config: Config, text: bytes) -> object:
-    names.file_of(config).write_bytes(text)
-    return names.read(config)
 
 
 def test_places_of_an_environment_and_of_settings(tmp_path: Path) -> None:
@@ -338,29 +318,3 @@ def test_an_account_in_another_place(tmp_path: Path) -> None:
     config, _ = named(path, "data_set.small.account.path=other.db")
     assert Path(config.account.path) == tmp_path / "other.db"
     assert f'account = {{ path = "ledger.db", id = "{config.account.id}" }}' in path.read_text()
-
-
-def test_names_are_kept(tmp_path: Path) -> None:
-    table = config_at(tmp_path)
-    assert names.read(table) == names.Names()
-    names.write(table, "night", "hour >= 22")
-    names.write(table, "day", "hour < 22")
-    names.write(table, "night", "hour >= 21")
-    names.write(table, "first", run_id="ab")
-    assert names.predicate(table, "night") == "hour >= 21"
-    assert sorted(names.read(table).subspaces) == ["day", "night"]
-    assert names.file_of(table) == tmp_path / "rides.names.json"
-    assert names.allotment(table, "first") == "ab" and names.allotment(table, "cd") == "cd"
-    names.check("night")
-
-
-def _write_some(table: Config, who: int) -> None:
-    for i in range(20):
-        names.write(table, f"n{who}_{i}", "hour >= 22")
-
-
-def test_no_name_is_lost_that_another_process_writes(tmp_path: Path) -> None:
-    table = config_at(tmp_path)
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_write_some, [table] * 3, range(3)))
-    assert len(names.read(table).subspaces) == 60

@@ -14,18 +14,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.errors import PolicyError
+from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing
+from dpstream.pipelines.formats.receipt import encoded
 from dpstream.pipelines.session import ask as asking
 from dpstream.pipelines.session.ask import SessionQuestion, SessionRequest
-from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.sql.receipt import Header, Points, read
 from dpstream.state.ledger import orders, regions
 from dpstream.state.ledger.balances import region_of
 from dpstream.state.ledger.events import Charge
+from tests.pipelines.session.statements import Session
 from tests.pipelines.session.tables import RECORDS, small_config_at
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
@@ -54,7 +58,10 @@ class Enumerated(SessionQuestion):
         [measures] = calibrated(self.open_table.space, self.request.question, read)
         scale = measures.each[0].noises[0].scale
         analyst.steps.append(Step(read, scale, value, analyst.updates))
-        return str(value).encode()
+        points = Points(self.open_table.table.digest, self.request.question.canonical)
+        cost = {"epsilon": 0.0, "delta": 0.0, "mu": None, "threshold_delta": 0.0}
+        header = Header(run_id=charge.run_id, plan_hash=charge.plan_hash, **cost, points=points)  # type: ignore[arg-type]
+        return encoded(header, pa.table({"value": [value]}))
 
 
 class Analyst:
@@ -68,13 +75,13 @@ class Analyst:
         """The next answer of the enumeration, ``None`` if it is refused."""
         question = Enumerated(self.session.open_table, request, self)
         try:
-            return int(asking.committed(question.open_table, question, request.how).receipt)
+            answer = asking.committed(question.open_table, question, request.how)
+            return int(read(answer.receipt)[1]["value"][0].as_py())
         except PolicyError:
             return None
 
     def ask(self, where: str, amount: float, **how: Any) -> int | None:
-        point = self.session.where(where)
-        return self.count(point.request((asking_count(),), amount, **how))
+        return self.count(self.session.where(where).request((COUNT,), amount, **how))
 
     def run(self) -> None:
         """The analysis: what is left decides, and what was answered."""
@@ -92,16 +99,10 @@ class Analyst:
         except PolicyError:
             return
         self.updates = 2
-        self.count(allotment.request((asking_count(),), 0.25))
+        self.count(allotment.request((COUNT,), 0.25))
         part = allotment.where("epsilon >= 1") if second else allotment
-        self.count(part.request((asking_count(),), 0.25, fresh=True))
-        self.count(part.request((asking_count(),), 0.25, fresh=True))  # one too many
-
-
-def asking_count() -> Any:
-    from dpstream.accounting.sessions.aggregates import COUNT
-
-    return COUNT
+        self.count(part.request((COUNT,), 0.25, fresh=True))
+        self.count(part.request((COUNT,), 0.25, fresh=True))  # one too many
 
 
 def transcripts(folder: Path) -> Iterator[list[Step]]:

@@ -1,6 +1,5 @@
-"""Sessions: opened and closed, the nine steps, allotments, names, cells, and one question once."""
+"""Statements about points: the nine steps, allotments, groups, joins, and one question once."""
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,24 +9,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.errors import UsageError
 from dpstream.accounting.sessions.aggregates import (
     COUNT,
-    Aggregate,
     average,
     median,
     quantiles,
     sum_of,
 )
+from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.session.ask import AllotmentQuestion, SessionQuestion, order_of
 from dpstream.pipelines.session.config import load_config
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.records.load import add, init
-from dpstream.pipelines.session.session import Session
+from dpstream.pipelines.session.statement import checked_statement, question_of
 from dpstream.state.ledger.open import PROJECT_FILE
 from tests import accounts
 from tests.golden.refusals import Refused
-from tests.pipelines.session.tables import RECORDS, SMALL_PROJECT, small_config_at
+from tests.pipelines.session.statements import Part, Session, call_of
+from tests.pipelines.session.tables import (
+    RECORDS,
+    SMALL_PROJECT,
+    config_at,
+    rides,
+    small_config_at,
+    write,
+)
 
 MANY = RECORDS.splitlines()[0] + "\n" + "".join(
     f"p{n},{n % 4},{n % 10},{1 + n % 2},0.5\n" for n in range(4_000)
@@ -49,8 +55,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 def test_the_nine_steps(session: Session, refused: Refused) -> None:
     with Session(session.open_table.config, analyst="alice") as before:
         before.where("a < 2 AND epsilon >= 1").count(1)
-    chosen = session.where("a < 3", name="young")  # 1, 2
-    assert session["young"] is chosen
+    chosen = session.where("a < 3")  # 1, 2
     most = chosen.max_consumed()  # 3
     assert most == 1.0 and session.where("a = 2").max_consumed() == 0
     wanted = most + 0.5 + 0.25  # 4
@@ -66,42 +71,39 @@ def test_the_nine_steps(session: Session, refused: Refused) -> None:
     refused(rich.as_pinq, 0.5)
 
 
-def test_with_budget_is_the_points_that_have_it_then_and_later(
-    session: Session, refused: Refused
-) -> None:
-    session.where("a = 0 AND epsilon >= 1").count(1)
-    rich = session.where("a < 2").with_budget(1)
-    boxes = rich.boxes()
-    assert boxes[:, [0, 2], 0].tolist() == [[0, 8], [1, 4]] or len(boxes) == 2
-    count, analysis = rich.as_pinq(0.25), rich.as_pinq(0.75)
-    assert count.selection.identity == analysis.selection.identity == rich.selection.identity
-    refused(rich.with_budget, 1.5)
-    assert (rich.with_budget(0.25).boxes()[:, 2, 0] >= 5).all()  # those that had more
-
-
 def test_a_batch_is_one_charge_of_each_point(session: Session, refused: Refused) -> None:
     rich = session.where("epsilon >= 1")
-    answer = rich.grid({"a": None, "b": 2}, 0.5, (COUNT, sum_of("b"), average("b")))
+    answer = rich.ask((COUNT, sum_of("b"), average("b")), 0.5, {"a": None, "b": 2})
     assert answer.table.num_rows == 8 and session.table.max_consumed() == 0.5
     counts = answer.table["count"].to_numpy()
     assert abs(counts.sum() - 4_000) < 400 and (abs(counts - 500) < 150).all()
     [(_, charge)] = session.open_table.account.history()
     assert len(charge.boxes) == 1  # missing values are in no cell of b
     # all or nothing
-    refused(lambda: session.where("epsilon >= 0.75").histogram("a", 0.75))
+    refused(lambda: session.where("epsilon >= 0.75").ask((COUNT,), 0.75, {"a": None}))
     assert len(session.open_table.account.history()) == 1
 
 
-def test_cells_lie_within_what_is_asked(session: Session, refused: Refused) -> None:
+def test_groups_lie_within_what_is_asked(session: Session, refused: Refused) -> None:
     part = session.where("a >= 2 AND b >= 5 AND epsilon >= 1")
-    assert part.histogram("a", 0.1).table["a"].to_pylist() == [2, 3]
-    assert part.histogram("b", 0.1, [5, 6, 10]).table["b_end"].to_pylist() == [6, 10]
+
+    def groups(of: Part, column: str, written: str = "", **how: Any) -> list[Any]:
+        text = of.statement((COUNT,), 0.1, {column: None}, **how)
+        written = f"{written or column} AS {column}"
+        return session.ask(text.replace(f"AS count, {column}", f"AS count, {written}")).column(
+            column
+        )
+
+    assert groups(part, "a") == [2, 3]
+    assert groups(part, "b", "RANGE_BUCKET(b, [5, 6, 10])") == [1, 2]
+    assert groups(part, "b", "CASE WHEN b < 7 THEN 'low' ELSE 'high' END") == ["high", "low"]
+    assert groups(part, "b", "DIV(b, 4)") == [1, 2]  # computed for each value
+    assert groups(part, "b", "RANGE_BUCKET(b, GENERATE_ARRAY(0, 9, 3))") == [2, 3, 4]
     spoken = session.where("a >= 2 AND consumed_rho = 0 AND rho >= 0.25")
-    assert spoken.histogram("a", 0.25, kind="rho").table["a"].to_pylist() == [0, 1, 2, 3]
-    missing = session.where("b IS NULL AND epsilon >= 1").histogram("b", 0.1)
-    assert missing.table["b"].to_pylist() == [None]
-    for edges in (0, 11, True):
-        refused(part.histogram, "b", 0.1, edges if edges is not True else 99)
+    assert groups(spoken, "a", kind="rho") == [0, 1, 2, 3]
+    assert groups(session.where("b IS NULL AND epsilon >= 1"), "b") == [None]
+    for written in ("MOD(b, 2)", "a + b", "consumed_epsilon", "1 + 1", "RANGE_BUCKET(b, [6, 5])"):
+        refused(groups, part, "b", written)
 
 
 def test_cover_charges_more_and_reads_the_same(session: Session) -> None:
@@ -118,52 +120,61 @@ def test_rho_pays_for_gaussian_noise_and_not_for_epsilon(
     answer = session.where("rho >= 0.5").count(0.5, kind="rho")
     assert answer.sd == pytest.approx(1, abs=0.1)
     assert session.table.max_consumed("rho") == 0.5 and session.table.max_consumed() == 0
-    allotment = session.where("epsilon >= 1").as_pinq(1)
+    allotment = session.where("epsilon >= 1").as_pinq(1, "night")
     for wrong in ({"kind": "rho"}, {"drop": True}, {"cover": ("a",)}):
         refused(allotment.count, 0.5, **wrong)
 
 
 def test_an_allotment_lives_on(session: Session, refused: Refused) -> None:
-    made = session.where("epsilon >= 1 AND a < 2").as_pinq(0.75)
+    made = session.where("epsilon >= 1 AND a < 2").as_pinq(0.75, "half")
     first = made.count(0.25)
     with Session(session.open_table.config, analyst="bob") as later:
-        same = later.allotment(made.run_id)
+        same = later.allotment("half")
         assert same.left == 0.5 and same.count(0.25).receipt == first.receipt
         part = same.where("a = 0")
         assert part.count(0.25).charged and same.left == 0.25
         refused(lambda: same.where("a = 3").count(0.25))
-        for run_id in (first.header.run_id, "0" * 32):
-            refused(later.allotment, run_id)
+        refused(later.allotment, "whole")
+    with Session(session.open_table.config, analyst="eve") as eve:  # it is bob's own
+        refused(lambda: Part(eve, "", "half").count(0.25))
 
 
-def test_a_named_allotment_is_paid_once(session: Session) -> None:
+def test_an_allotment_of_a_name_is_paid_once_until_it_is_given_up(
+    session: Session, refused: Refused
+) -> None:
     points = session.where("epsilon >= 1 AND a < 2")
-    made = points.as_pinq(0.25, name="half")
-    again = session.where("a < 2 AND epsilon >= 1").as_pinq(0.25, name="half")
+    made = points.as_pinq(0.25, "half")
+    again = session.where("a < 2 AND epsilon >= 1").as_pinq(0.25, "half")
     assert made.charged and not again.charged and again.run_id == made.run_id
-    others = [
-        points.as_pinq(0.25, name="other"),
-        points.as_pinq(0.125, name="half"),
-        points.as_pinq(0.125, name="half", cover=("a",)),
-        points.where("a = 0").as_pinq(0.25, name="half"),
-    ]
-    assert all(other.charged for other in others)
+    for other in (
+        lambda: points.as_pinq(0.125, "half"),
+        lambda: points.as_pinq(0.25, "half", cover=("a",)),
+        lambda: points.where("a = 0").as_pinq(0.25, "half"),
+    ):
+        refused(other)
+    assert points.as_pinq(0.25, "other").charged
+    made.count(0.125)
+    session.ask("DROP ALLOTMENT half ON small")
+    assert made.left == 0 and points.max_consumed() == 0.5
+    refused(made.count, 0.125, fresh=True)
+    refused(session.ask, "DROP ALLOTMENT half ON small")
+    anew = points.as_pinq(0.125, "half")
+    assert anew.charged and anew.run_id != made.run_id and anew.count(0.125).charged
     with Session(session.open_table.config, analyst="eve") as eve:
-        assert eve.where("epsilon >= 1 AND a = 1").as_pinq(0.25, name="other").charged
-    assert len({made.run_id, *(other.run_id for other in others)}) == 5
+        assert eve.where("epsilon >= 1 AND a = 1").as_pinq(0.25, "other").charged
 
 
-def test_names_and_quantiles(session: Session) -> None:
-    with pytest.raises(UsageError):
-        _ = session["nobody"]
+def test_quantiles(session: Session) -> None:
     rich = session.where("epsilon >= 1")
-    table = rich.quantiles("b", [0.25, 0.75], 0.5).table
-    low, high = (table[name][0].as_py() for name in table.column_names if "_" in name
-                 and name.rpartition("_")[2] not in ("sd", "low", "high"))  # fmt: skip
+    answer = rich.ask((quantiles("b", [0.25, 0.75]),), 0.5)
+    low, high = (answer.column(f"quantiles_b_{q}")[0] for q in ("0.25", "0.75"))
     assert abs(low - 2) <= 1 and abs(high - 7) <= 1
-    median_of = rich.ask((median("b"),), 0.25)
-    assert median_of.value is not None and abs(median_of.value - 4.5) <= 1
-    assert np.isclose(rich.average("b", 0.1).value or 0, 4.5, atol=0.6)
+    assert abs(rich.median("b", 0.25).value - 4.5) <= 1
+    [several] = session.ask(
+        rich.statement((COUNT,), 0.2).replace("COUNT(*)", "APPROX_QUANTILES(b, 2)")
+    ).column("count")
+    assert several[0] <= several[1] <= several[2] and abs(several[1] - 4.5) <= 2
+    assert np.isclose(rich.average("b", 0.05).value or 0, 4.5, atol=0.9)
 
 
 def test_a_scan_is_of_the_newest_version(tmp_path: Path) -> None:
@@ -193,7 +204,7 @@ def test_records_of_a_table_that_was_made_anew_are_not_read_any_more(tmp_path: P
 
 
 def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path, refused: Refused) -> None:
-    from dpstream.pipelines.session.session import Session
+    from tests.pipelines.session.statements import Session
 
     config = small_config_at(tmp_path)
     with Session(config) as session:
@@ -220,7 +231,7 @@ def test_names_of_analysts(tmp_path: Path, refused: Refused) -> None:
 
 
 def test_another_table_in_the_ledger_is_refused(tmp_path: Path, refused: Refused) -> None:
-    from dpstream.pipelines.session.session import Session
+    from tests.pipelines.session.statements import Session
 
     with Session(small_config_at(tmp_path)) as session:
         session.where("epsilon >= 1").count(1)
@@ -232,7 +243,7 @@ def test_another_table_in_the_ledger_is_refused(tmp_path: Path, refused: Refused
 
 FIGURES = (COUNT, sum_of("b"), average("b"), quantiles("b", (0.25, 0.5, 0.75)))
 BY = {"a": None, "b": [0, 5, 10]}
-#: Spellings of one predicate: one that stays, and one whose points a charge may change.
+#: Spellings of one condition: one that stays, and one whose points a charge may change.
 WHERE = {
     "still": (
         "epsilon >= 1 AND (a < 2 OR b < 3)",
@@ -247,54 +258,34 @@ WHERE = {
 }
 
 
-def _written(draw: random.Random) -> tuple[list[Aggregate], dict[str, tuple[str, Any]]]:
-    """Figures in an order, with labels, and by output which figure it is."""
-    labels = (f"f{n}" for n in itertools.count())
-    names: dict[str, tuple[str, Any]] = {}
-    out = list[Aggregate]()
-    for figure in draw.sample([*FIGURES, draw.choice(FIGURES)], len(FIGURES) + 1):
-        at = tuple(draw.sample(figure.at, len(figure.at)))
-        one = Aggregate(figure.what, figure.column, at, label=next(labels))
-        names |= {
-            name: (figure.what, q) for name, q in zip(one.outputs, at or (None,), strict=True)
-        }
-        out.append(one)
-    return out, names
-
-
 @pytest.mark.parametrize("kind", WHERE)
 def test_names_order_and_spelling_cost_nothing(kind: str, tmp_path: Path) -> None:
     with Session(small_config_at(tmp_path), analyst="alice") as session:
         first = session.where(WHERE[kind][0]).ask(FIGURES, 0.5, BY)
+        outputs = [name for figure in FIGURES for name in figure.outputs]
         released = {(row["a"], row["b"]): row for row in first.table.to_pylist()}
         assert first.charged and len({row["count"] for row in released.values()}) > 2
-        for seed in range(40):
+        for seed in range(20):
             draw = random.Random(seed)
-            figures, names = _written(draw)
+            figures = draw.sample([*FIGURES, draw.choice(FIGURES[:3])], len(FIGURES) + 1)
+            calls = [call for figure in figures for call in call_of(figure).split(", PERC")]
+            names = {f"f{n}": call.split(" AS ")[1].strip("`") for n, call in enumerate(calls)}
             by = {name: BY[name] for name in draw.sample(list(BY), 2)}
-            answer = session.where(draw.choice(WHERE[kind])).ask(figures, "0.50", by)
+            text = session.where(draw.choice(WHERE[kind])).statement(figures, "0.50", by)
+            for n, call in enumerate(calls):  # other labels
+                column = call.split(" AS ")[1]
+                text = text.replace(f" AS {column}", f" AS f{n}", 1)
+            answer = session.ask(text)
             assert not answer.charged and answer.receipt == first.receipt
-            assert answer.table.column_names[0] == next(iter(by))
-            rows = answer.table.to_pylist()
-            assert [row["b"] for row in rows] == sorted(row["b"] for row in rows) or "a" in by
-            for row in rows:
+            for row in answer.table.to_pylist():
                 drawn = released[row["a"], row["b"]]
-                for name, (what, q) in names.items():
-                    source = {"quantiles": f"quantiles_b_{q}", "count": "count"}.get(
-                        what, f"{what}_b"
-                    )
-                    for part in ("", "_sd", "_low", "_high"):
-                        assert row[name + part] == drawn[source + part], (seed, name)
+                assert all(row[name] == drawn[source] for name, source in names.items())
+            for name, source in names.items():
+                ends = [sorted(map(repr, one.column(column, "low")))
+                        for one, column in ((answer, name), (first, source))]  # fmt: skip
+                assert ends[0] == ends[1]
+        assert set(names.values()) == set(outputs)
         assert len(session.open_table.account.history()) == 1
-
-
-def test_a_label_does_not_take_a_dimensions_place(tmp_path: Path) -> None:
-    with Session(small_config_at(tmp_path), analyst="alice") as session:
-        part = session.where("epsilon >= 1")
-        plain = part.ask([COUNT, median("b")], 0.5)
-        named = part.ask([Aggregate("quantiles", "b", (0.5,), label="a"), COUNT], 0.5)
-        assert named.receipt == plain.receipt and not named.charged
-        assert named.table["a"].to_pylist() == plain.table["median_b"].to_pylist()
 
 
 def test_what_differs_in_what_is_drawn_stays_two_questions(tmp_path: Path) -> None:
@@ -306,8 +297,6 @@ def test_what_differs_in_what_is_drawn_stays_two_questions(tmp_path: Path) -> No
             for figures in (
                 [COUNT], [sum_of(b)], [sum_of("a")], [average(b)], [COUNT, sum_of(b)],
                 [median(b)], [quantiles(b, (0.25,))], [quantiles(b, (0.25, 0.5))],
-                [median(b), quantiles(b, (0.25,))],
-                [COUNT, Aggregate("sum", b, share=2.0)],
             )
             for amount in (0.25, 0.5)
             for kind in ("epsilon", "rho")
@@ -324,7 +313,76 @@ def test_an_allotment_covers_a_set_of_dimensions(tmp_path: Path) -> None:
             request = session.table.request([COUNT], 0.5, cover=cover)
             order = order_of(session.open_table, request)
             selection = request.selection
-            return list(AllotmentQuestion(session.open_table, order, selection, "night").identity)
+            return list(AllotmentQuestion(session.open_table, order, selection, "n", 0).identity)
 
         assert identity("a", "b") == identity("b", "a", "b")
         assert len({tuple(identity(*cover)) for cover in ((), ("a",), ("b",), ("a", "b"))}) == 4
+
+
+AIRPORTS = """city,name,state
+a,Alba,x
+b,Berg,y
+c,Cala,x
+"""
+
+
+def test_public_tables_are_joined_by_the_value_of_a_dimension(
+    tmp_path: Path, refused: Refused
+) -> None:
+    config = config_at(tmp_path)
+    write(tmp_path / "rides-0.parquet", rides(3_000))
+    init(config)
+    (tmp_path / "cities.csv").write_text(AIRPORTS)
+    (tmp_path / "twice.csv").write_text(AIRPORTS + "a,Alda,x\n")
+    with (tmp_path / PROJECT_FILE).open("a") as project:
+        for name in ("cities", "twice"):
+            columns = '{ city = "STRING", name = "STRING", state = "STRING" }'
+            rows = f'[table.{name}]\npath = "{name}.csv"\npublic = true\n'
+            project.write(f"{rows}columns = {columns}\n")
+    accounts.write(tmp_path / PROJECT_FILE, (tmp_path / PROJECT_FILE).read_text())
+    with Session(config) as session:
+        head = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = 0.001)"
+        rich = "r.epsilon >= 1"
+
+        def points(text: str) -> list[Any]:
+            statement = checked_statement(f"{head} COUNT(*) AS n FROM {text}", session.tables)
+            question = question_of(statement, session.open_table, session.tables, Asking())
+            return sorted(question.request.selection.boxes(session.open_table.account).tolist())
+
+        plain = points(f"rides AS r WHERE {rich} AND vendor IN ('a', 'c')")
+        for text in (
+            f"rides AS r JOIN cities AS c ON c.city = r.vendor WHERE {rich} AND c.state = 'x'",
+            f"rides AS r WHERE {rich} AND vendor IN (SELECT city FROM cities WHERE state = 'x')",
+            f"rides AS r LEFT JOIN cities AS c ON c.city = r.vendor WHERE {rich} AND c.state = 'x'",
+            f"rides AS r WHERE {rich} AND EXISTS (SELECT 1 FROM cities AS c WHERE c.city = r.vendor"
+            " AND c.state = 'x')",
+            f"rides AS r WHERE {rich} AND (vendor LIKE 'a%' OR UPPER(vendor) = 'C')",
+        ):
+            assert points(text) == plain, text
+        more = points(f"rides AS r WHERE {rich} AND vendor <> (SELECT MIN(city) FROM cities)")
+        assert more == points(f"rides AS r WHERE {rich} AND vendor IN ('b', 'c')")
+        answer = session.ask(
+            f"{head} c.name, COUNT(*) AS n FROM rides AS r JOIN cities AS c ON c.city = r.vendor"
+            f" WHERE {rich} GROUP BY c.name HAVING n > -1e9 ORDER BY c.name DESC"
+        )
+        assert answer.column("name") == ["Cala", "Berg", "Alba"]
+        again = session.ask(
+            "SELECT state, SUM(n) AS n FROM ("
+            f"{head} vendor, COUNT(*) AS n FROM rides AS r WHERE {rich} AND vendor IS NOT NULL"
+            " GROUP BY vendor) JOIN cities ON city = vendor GROUP BY state ORDER BY state"
+        )
+        assert not again.charged and again.column("state") == ["x", "y"]
+        for wrong in (
+            "rides AS r JOIN twice AS c ON c.city = r.vendor",
+            "rides AS r LEFT JOIN twice AS c ON c.city = r.vendor",
+            "rides AS r CROSS JOIN cities AS c",
+            "rides AS r, cities AS c WHERE c.city = r.vendor",
+            "rides AS r JOIN cities AS c ON c.city > r.vendor",
+            "rides AS r JOIN rides AS s ON r.hour = s.hour",
+            "rides AS r JOIN cities AS c ON c.city = r.vendor AND r.hour = 1",
+            "(SELECT * FROM rides) AS r",
+            "cities AS c JOIN rides AS r ON c.city = r.vendor",
+            "rides AS r WHERE r.x = (SELECT COUNT(*) FROM cities)",
+        ):
+            refused(points, wrong)
+        assert len(session.open_table.account.history()) == 1

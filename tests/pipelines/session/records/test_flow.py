@@ -81,7 +81,7 @@ def task_of(table: Made, folder: Path, shards: int = 3) -> Task:
     (folder / "draft").mkdir(exist_ok=True)
     question = table.question()
     return Task(
-        table.table, str(table.folder), question.canonical, question, packed(table.boxes), RUN,
+        table.table, str(table.folder), question.canonical, packed(table.boxes), RUN,
         str(folder / "draft"), shards, secret_file(folder),
     )  # fmt: skip
 
@@ -158,8 +158,8 @@ def test_the_stages_one_by_one(table: Made, tmp_path: Path, refused: Refused) ->
     assert not (tmp_path / "draft" / ANSWER).exists()
     assert list(Release(task).process((0, measured))) == [ANSWER]
     with task.keys.ring() as ring:
-        mine = here(table, space, task.presentation, boxes, ring, RUN)
-    assert mine.column_names[:3] == ["vendor", "hour", "hour_end"]
+        mine = here(table, space, task.question, boxes, ring, RUN)
+    assert mine.column_names[:3] == ["hour", "hour_end", "vendor"]
     assert (tmp_path / "draft" / ANSWER).read_bytes() == encoded(mine)
 
 

@@ -23,11 +23,11 @@ from dpstream.accounting.errors import (
     RunError,
     UsageError,
 )
+from dpstream.pipelines.door.route import Door
+from dpstream.pipelines.project.project import load_project
 from dpstream.pipelines.render.answer import python_values
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.receipt import SqlAnswer
-from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.state.connecting import Closing
 
 apilevel, threadsafety, paramstyle = "2.0", 1, "qmark"
@@ -46,6 +46,8 @@ def connect(
     environment: str | None = None,
     settings: Sequence[str] = (),
     runner: Runner | None = None,
+    analyst: str = "analyst",
+    held: bool = False,
 ) -> "Connection":
     """Connect to the tables of a data set.
 
@@ -55,34 +57,36 @@ def connect(
         environment: the value of ``--env``.
         settings: the values of ``--set``.
         runner: the runner whose workers read the rows; ``None``: this process.
+        analyst: who asks tables whose records have budgets of their own.
+        held: copy the coordinates of such records into memory, for many questions.
 
     Raises:
         DpstreamError: the file, or a table of the data set, cannot be used.
     """
-    return Connection(load_catalog(project, data_set, environment, settings), runner)
+    opened = load_project(project, environment, settings)
+    return Connection(Door(opened, data_set, analyst, runner, held))
 
 
 class Connection(Closing):
-    """The tables and the account of a catalog; a context that closes it."""
+    """An open door to the tables of a project file; a context that closes it."""
 
-    def __init__(self, catalog: Catalog, runner: Runner | None = None) -> None:
-        self._catalog: Catalog | None = catalog
-        self.runner = runner
+    def __init__(self, door: Door) -> None:
+        self._door: Door | None = door
 
     @property
-    def catalog(self) -> Catalog:
-        """The catalog.
+    def door(self) -> Door:
+        """The door.
 
         Raises:
             UsageError: the connection is closed.
         """
-        if self._catalog is None:
+        if self._door is None:
             raise UsageError("connection", "is closed", "connect again")
-        return self._catalog
+        return self._door
 
     def cursor(self) -> "Cursor":
         """Return a new cursor."""
-        _ = self.catalog  # refuses a closed connection
+        _ = self.door  # refuses a closed connection
         return Cursor(self)
 
     def execute(self, statement: str, *, fresh: bool = False) -> "Cursor":
@@ -98,7 +102,9 @@ class Connection(Closing):
 
     def close(self) -> None:
         """Close the connection; its cursors cannot be used any more."""
-        self._catalog = None
+        if self._door is not None:
+            self._door.close()
+        self._door = None
 
 
 class Cursor:
@@ -148,21 +154,14 @@ class Cursor:
             DpstreamError: the statement was refused, or failed.
         """
         from dpstream.pipelines.ask.question import Asking
-        from dpstream.pipelines.sql.ask import ask
-        from dpstream.pipelines.sql.explain import explain, explained
+        from dpstream.pipelines.sql.explain import explained
 
         if parameters:
             raise UsageError("parameters", "are not supported", "write literals in the statement")
-        catalog, inner = self.connection.catalog, explained(statement)
+        door = self.connection.door
         self._next, self._table, self.answer = 0, None, None
-        if inner is not None:
-            plan = explain(catalog, inner).statements[0].plan
-            self._table = pa.table({"plan": plan.splitlines()})
-        else:
-            self.answer = ask(
-                catalog, statement, Asking(fresh, as_of), runner=self.connection.runner
-            )
-            self._table = self.answer.table
+        answer = door.answer(statement, Asking(fresh, as_of))
+        self.answer, self._table = None if explained(statement) else answer, answer.table
         return self
 
     def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
@@ -204,7 +203,7 @@ class Cursor:
             yield row
 
     def _answered(self) -> pa.Table:
-        _ = self.connection.catalog  # refuses a closed connection
+        _ = self.connection.door  # refuses a closed connection
         if self._table is None:
             raise UsageError("cursor", "has no answer", "execute a statement")
         return self._table

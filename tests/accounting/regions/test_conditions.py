@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import UsageError
+from dpstream.accounting.regions import conditions
 from dpstream.accounting.regions.boxes import disjoint
-from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
-from dpstream.accounting.regions.spent import Spent, charge, untouched
-from dpstream.pipelines.session import conditions
-from dpstream.pipelines.session.conditions import (
+from dpstream.accounting.regions.conditions import (
     NEGATED,
     TURNED,
     AllOf,
@@ -30,6 +28,8 @@ from dpstream.pipelines.session.conditions import (
     shared,
     true_at,
 )
+from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space, Timestamp
+from dpstream.accounting.regions.spent import Spent, charge, untouched
 from tests.golden.refusals import Refused
 
 SPACE = Space(
