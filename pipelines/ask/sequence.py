@@ -45,7 +45,7 @@ from dpstream.accounting.errors import PolicyError, UsageError, required
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret import KEY_BYTES, wipe
 from dpstream.pipelines.ask.question import ONCE, Asking, Covering, Question
-from dpstream.state.ledger.contract import Answer, AnswerLog, Ledger
+from dpstream.state.ledger.contract import Answer, AnswerLog, Begun, Ledger
 from dpstream.state.ledger.events import Charge, ChargeKind, new_run_id
 from dpstream.state.ledger.history import History
 
@@ -92,17 +92,58 @@ def answered(
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
     """
-    register = AnswerLog(ledger, question.kind)
-    keys = keys_of(question.kind, question.identity, ring, how.as_of, covering)
-    run_id = free_run(register, keys, how.fresh, covering)
-    answer, charged = None if run_id is None else register.read(run_id), False
-    if answer is None:
+    return answered_together([(question, covering)], ledger, ring, how)[0]
+
+
+def answered_together(
+    questions: Sequence[tuple[Question, Covering | None]],
+    ledger: Ledger,
+    ring: KeyRing,
+    how: Asking = ONCE,
+) -> list[Answer]:
+    """Return the answers of the parts of one statement, each with an identity of its own.
+
+    Those that are not in the account are charged in one transaction: all of them or, where the
+    limit does not accept their sum, none.  Whoever asks again gets those that were drawn, and the
+    others continue.
+
+    Args:
+        questions: each with its covering, see `answered`.
+        ledger, ring, how: see `answered`.
+
+    Raises:
+        DpstreamError: one is refused, or failed; the module states what was charged.
+    """
+    lookups = [
+        (question, AnswerLog(ledger, question.kind), keys, covering)
+        for question, covering in questions
+        for keys in [keys_of(question.kind, question.identity, ring, how.as_of, covering)]
+    ]
+    runs = [
+        free_run(register, keys, how.fresh, covering) for _, register, keys, covering in lookups
+    ]
+    free = [
+        None if run is None else register.read(run)
+        for run, (_, register, _, _) in zip(runs, lookups, strict=True)
+    ]
+    open_ = [one for one, answer in zip(lookups, free, strict=True) if answer is None]
+    for question, *_ in open_:
         question.check(ring)
-        begun = register.begin(keys.request, question.decide, how.fresh, keys.families)
-        if begun.receipt is None:
-            register.commit(begun.run_id, drawn(question, begun.charge, ring))
-        answer, charged = _read(register, begun.run_id), begun.charged
-    return answer._replace(charged=charged)
+
+    def pay() -> list[Begun]:
+        return [
+            register.begin(keys.request, question.decide, how.fresh, keys.families)
+            for question, register, keys, _ in open_
+        ]
+
+    drawn_now = list[Answer]()
+    begun = pay() if len(open_) < 2 else ledger.transact(pay, show=False)
+    for one, (question, register, *_) in zip(begun, open_, strict=True):
+        if one.receipt is None:
+            register.commit(one.run_id, drawn(question, one.charge, ring))
+        drawn_now.append(_read(register, one.run_id)._replace(charged=one.charged))
+    new = iter(drawn_now)
+    return [next(new) if answer is None else answer._replace(charged=False) for answer in free]
 
 
 def _read(register: AnswerLog, run_id: str) -> Answer:

@@ -106,7 +106,7 @@ def _outer(tables: Tables, question: PointQuestion, released: pa.Table) -> pa.Ta
         return plain
     public = {table.name for table in outer.find_all(exp.Table)} - {RELEASED}
     with Engine(tables, public, ordered=True) as engine:
-        return outer_rows(question.statement, engine, released)
+        return outer_rows(question.statement, engine, [released])
 
 
 def _united(open_table: OpenTable, question: PointQuestion) -> SqlAnswer:

@@ -182,6 +182,7 @@ def question_of(
 def _question(
     statement: Statement, open_table: OpenTable, tables: Tables, how: Asking
 ) -> PointQuestion:
+    require(not statement.parts, "one-dp-select")
     require(statement.functions, "no-function")
     options, space = instance(statement.options, PointOptions), open_table.space
     reader = Reader(space, tables, statement.source)

@@ -200,11 +200,18 @@ def ask_each(
         contextlib.closing(open_ledger(catalog.ledger)) as ledger,
     ):
         for question in questions:
-            statement = StatementQuestion(question, catalog, source, shards, runner)
-            covering = CoveringAnswers(question, catalog)
-            answer = sequence.answered(statement, ledger, keys, how, covering)
-            show(_presented(question, catalog, answer, insecure))
-            run_ids.add(answer.run_id)
+            if question.parts:
+                check(question, catalog)  # as a whole, before a part of it is charged
+            parts = [
+                (
+                    StatementQuestion(part, catalog, source, shards, runner),
+                    CoveringAnswers(part, catalog),
+                )
+                for part in question.singles
+            ]
+            answers = sequence.answered_together(parts, ledger, keys, how)
+            show(_presented(question, catalog, answers, insecure))
+            run_ids |= {answer.run_id for answer in answers}
         AnswerLog(ledger, question.kind).deliver(run_ids)
 
 
@@ -222,15 +229,20 @@ def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
     return [question.digest.encode(), *places, *contents]
 
 
-def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: bool) -> SqlAnswer:
-    """Return a committed answer as the statement shows it.
+def _presented(
+    question: Question, catalog: Catalog, answers: Sequence[Answer], insecure: bool
+) -> SqlAnswer:
+    """Return the committed answers of a statement's private SELECTs as it shows them.
 
     Raises:
         RunError: the outer query fails, or a public table changed meanwhile.
     """
-    header, rows = figures_for(question, answer.receipt, catalog)
+    figures = [
+        figures_for(part, answer.receipt, catalog)
+        for part, answer in zip(question.singles, answers, strict=True)
+    ]
     try:
-        rows = _outer_rows(question, catalog, rows)
+        rows = _outer_rows(question, catalog, [relation for _, relation in figures])
     except DpstreamError as error:
         failed = RunError(
             error.field,
@@ -238,16 +250,21 @@ def _presented(question: Question, catalog: Catalog, answer: Answer, insecure: b
             f"{error.fix}; then ask the same again: nothing more is charged",
         )
     else:
-        reports = {f.name: f.report for f in question.statement.functions if f.report}
-        by_column = widths_of_means(question.plan, header)
-        widths = {label: w for c, w in by_column.items() for label in question.columns[c]}
-        labelled = header.renamed({column: names[0] for column, names in question.columns.items()})
-        return presented(answer, labelled, rows, reports, insecure, widths)
+        reports, widths, headers = dict[str, str](), dict[str, float](), list[Header]()
+        for part, (header, _) in zip(question.singles, figures, strict=True):
+            reports |= {f.name: f.report for f in part.statement.functions if f.report}
+            by_column = widths_of_means(part.plan, header)
+            widths |= {label: w for c, w in by_column.items() for label in part.columns[c]}
+            headers.append(header.renamed({c: names[0] for c, names in part.columns.items()}))
+        new = [answer.charged for answer in answers]
+        together = headers[0].together(headers[1:], new if any(new) else [True for _ in new])
+        answer = answers[0]._replace(charged=any(new))
+        return presented(answer, together, rows, reports, insecure, widths)
     raise failed
 
 
-def _outer_rows(question: Question, catalog: Catalog, released: pa.Table) -> pa.Table:
-    plain = passed_on(question, released)
+def _outer_rows(question: Question, catalog: Catalog, released: Sequence[pa.Table]) -> pa.Table:
+    plain = None if question.parts else passed_on(question, released[0])
     if plain is not None:
         return plain
     public = named_tables([question.statement.outer], catalog)
@@ -265,7 +282,8 @@ def _outer_rows(question: Question, catalog: Catalog, released: pa.Table) -> pa.
 
 def inputs_of(question: Question, catalog: Catalog) -> set[str]:
     """Return the tables that a statement reads, including public ones."""
-    return tables_read(question.select, catalog) | named_tables([question.statement.outer], catalog)
+    names = named_tables([question.statement.outer], catalog)
+    return names.union(*(tables_read(part.select, catalog) for part in question.singles))
 
 
 def check(question: Question, catalog: Catalog) -> None:
@@ -276,14 +294,16 @@ def check(question: Question, catalog: Catalog) -> None:
     Raises:
         RunError: DuckDB refuses a query.
     """
-    select = question.select
-    query = stage_one(question.per_column, catalog, grids_of(question.gridded.sketched()))
+    relations = list[pa.Table]()
     with Engine(catalog, inputs_of(question, catalog), empty=True, ordered=True) as engine:
-        table = engine.run(query)
-        if select.public is not None:
-            engine.run(typed_public(select))
-        kinds = [table.schema.field(group.name).type for group in select.groups]
-        outer(question, engine, empty(question, kinds))
+        for part in question.singles:
+            grids = grids_of(part.gridded.sketched())
+            table = engine.run(stage_one(part.per_column, catalog, grids))
+            if part.select.public is not None:
+                engine.run(typed_public(part.select))
+            kinds = [table.schema.field(group.name).type for group in part.select.groups]
+            relations.append(empty(part, kinds))
+        outer(question, engine, relations)
 
 
 def drawn(

@@ -123,7 +123,8 @@ def explain(catalog: Catalog, statements: str | Sequence[str], how: Asking = ONC
         DpstreamError: a statement cannot be used, or not privately as it is written.
     """
     texts = [statements] if isinstance(statements, str) else list(statements)
-    decided = _decided([question_of(text, catalog) for text in texts], catalog, how)
+    parts = [part for text in texts for part in question_of(text, catalog).singles]
+    decided = _decided(parts, catalog, how)
     questions, charges = [one.question for one in decided], [one.charge for one in decided]
     requests = [
         _request(question, charge, catalog, how.as_of)

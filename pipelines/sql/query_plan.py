@@ -106,6 +106,7 @@ class Question(NamedTuple):
         outputs: by canonical name of the functions.
         digest: covers ``select``, the tables that it reads and ``families``: what identifies the
             question, and names its noise.
+        parts: where the statement has several private SELECTs, the question of each.
     """
 
     statement: Statement
@@ -116,6 +117,12 @@ class Question(NamedTuple):
     gridded: Gridded
     outputs: dict[str, Output]
     digest: str
+    parts: tuple["Question", ...] = ()
+
+    @property
+    def singles(self) -> tuple["Question", ...]:
+        """The questions that are charged and drawn: of each private SELECT."""
+        return self.parts or (self,)
 
     @property
     def plan(self) -> QueryPlan:
@@ -162,6 +169,13 @@ def question_of(text: str, catalog: Catalog) -> Question:
         DpstreamError: it cannot be used, is not private, or its noise cannot be drawn.
     """
     statement = statement_of(text, catalog)
+    if statement.parts:
+        parts = tuple(_question(part, catalog) for part in statement.parts)
+        return parts[0]._replace(statement=statement, parts=parts)
+    return _question(statement, catalog)
+
+
+def _question(statement: Statement, catalog: Catalog) -> Question:
     select, names = canonical_form(statement)
     distinct, outputs = _shared(select)
     typed = _declares_types(select, catalog)

@@ -1,6 +1,7 @@
 """The answer of a statement, or of a DataFrame function: header and rows of a receipt."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,6 +89,31 @@ class Header(receipt.Header, frozen=True, kw_only=True):
             nulls=tuple(names[c] for c in self.nulls if c in names),
             cuts={cuts[c]: cut for c, cut in self.cuts.items() if c in cuts},
             not_estimated=tuple(cuts[c] for c in self.not_estimated if c in cuts),
+        )
+
+    def together(self, others: Sequence["Header"], paid: Sequence[bool]) -> "Header":
+        """Return the description of several answers that are shown as one.
+
+        Args:
+            others: the headers of the others.
+            paid: of each, whether its cost is counted.
+        """
+        every = [self, *others]
+        costs = [header for header, counted in zip(every, paid, strict=True) if counted]
+        mus = [header.mu for header in costs]
+        squares = [mu * mu for mu in mus if mu is not None]
+        return msgspec.structs.replace(
+            self,
+            epsilon=sum(header.epsilon for header in costs),
+            delta=sum(header.delta for header in costs),
+            mu=math.sqrt(sum(squares)) if len(squares) == len(mus) else None,
+            threshold_delta=sum(header.threshold_delta for header in costs),
+            bounds={name: pair for header in every for name, pair in header.bounds.items()},
+            nulls=tuple(name for header in every for name in header.nulls),
+            cuts={name: cut for header in every for name, cut in header.cuts.items()},
+            not_estimated=tuple(
+                dict.fromkeys(name for header in every for name in header.not_estimated)
+            ),
         )
 
     @property

@@ -18,7 +18,7 @@ columns (sd, low, high), with names that no statement can write.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -52,8 +52,8 @@ from dpstream.pipelines.sql.receipt import MARK, PARTS, estimated
 from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.ownership import aggregates_in
-from dpstream.pipelines.statements.statement import Statement
-from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
+from dpstream.pipelines.statements.statement import Statement, released_name
+from dpstream.pipelines.tables.catalog import Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import (
     Piece,
@@ -245,21 +245,25 @@ def empty(question: Question, types: Iterable[pa.DataType]) -> pa.Table:
     return pa.table(columns)
 
 
-def outer(question: Question, engine: Engine, rows: pa.Table) -> pa.Table:
+def outer(question: Question, engine: Engine, rows: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of the outer query, with the intervals of unchanged columns.
 
     Args:
         engine: an ordered one with the public tables that the outer query reads.
-        rows: the released relation.
+        rows: the released relation of each private SELECT.
     """
-    return outer_rows(question.statement, engine, _labelled(question, rows))
+    relations = [_labelled(part, of) for part, of in zip(question.singles, rows, strict=True)]
+    return outer_rows(question.statement, engine, relations)
 
 
-def outer_rows(statement: Statement, engine: Engine, rows: pa.Table) -> pa.Table:
+def outer_rows(statement: Statement, engine: Engine, rows: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of the outer query of labelled rows; see `outer`."""
-    tree = statement.outer.copy()
-    _with_intervals(tree, {f.name for f in statement.functions})
-    engine.register(RELEASED, rows)
+    tree, names = statement.outer.copy(), dict[str, set[str]]()
+    parts = statement.parts or (statement,)
+    for number, (part, relation) in enumerate(zip(parts, rows, strict=True)):
+        names[released_name(number)] = {f.name for f in part.functions}
+        engine.register(released_name(number), relation)
+    _with_intervals(tree, names)
     return engine.run(safe_query(tree))  # type: ignore[arg-type]
 
 
@@ -296,8 +300,12 @@ def _labelled(question: Question, rows: pa.Table) -> pa.Table:
     return sorted_rows(pa.table(columns), groups)
 
 
-def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
-    """Add the intervals of unchanged columns to a query; return the columns that have one."""
+def _with_intervals(node: exp.Expr, names: Mapping[str, set[str]]) -> set[str]:
+    """Add the intervals of unchanged columns to a query; return the columns that have one.
+
+    Args:
+        names: of each released relation the columns that have one.
+    """
     if isinstance(node, exp.Subquery):
         return _with_intervals(node.this, names)
     if not isinstance(node, exp.Select):
@@ -309,7 +317,7 @@ def _with_intervals(node: exp.Expr, names: set[str]) -> set[str]:
     for part in filter(None, (node.args.get("from_"), *(node.args.get("joins") or ()))):
         source = part.this
         if isinstance(source, exp.Table):
-            intervals[source.alias_or_name] = names if source.name == RELEASED else set()
+            intervals[source.alias_or_name] = names.get(source.name, set())
         else:
             intervals[source.alias_or_name] = _with_intervals(source, names)
     interval_columns = set()

@@ -44,8 +44,8 @@ RULES: dict[str, Rule] = {
         "write SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = E, delta = D, ...)",
     ),
     "one-dp-select": Rule(
-        "has more than one differentially private SELECT, or one inside another",
-        "ask one statement for each; its answer can be kept and joined afterwards",
+        "has a differentially private SELECT where there can be no other one",
+        "ask it alone; of tables without budgets per record, beside others in FROM or UNION ALL",
     ),
     "not-supported": Rule(
         "uses a construct that is not on the list of allowed ones",

@@ -1,6 +1,7 @@
 """One differentially private statement, parsed, resolved and checked.
 
-A statement has one private SELECT.  One that groups and has no function asks which groups there
+A statement has a private SELECT, or several side by side, each of which is a part with an identity
+of its own.  One that groups and has no function asks which groups there
 are; DISTINCT of columns is the same.  What surrounds it, and its own HAVING, ORDER BY, LIMIT and
 arithmetic, work on the released columns and cost nothing: they become ``outer``, an ordinary
 query over the released relation and public tables.
@@ -156,6 +157,8 @@ def _check_on(on: exp.Expr, public_query: exp.Subquery, at: exp.Expr) -> None:
     )
 
 
+#: Private SELECTs of one statement.
+MAX_PARTS = 16
 _CALLS = (*AGGREGATES, exp.AggFunc, Private)
 
 
@@ -198,12 +201,15 @@ class Statement(PrivateSelect, frozen=True):
 
     Attributes:
         outer: a query over the table ``released`` (the groups' and functions' names are its
-            columns) and public tables, to be run on the answer.
+            columns) and public tables, to be run on the answer; over one such table for each part
+            (`released_name`) where there are several.
         text: the private SELECT alone, without WITH and views; a statement of its own.
+        parts: of a statement with several private SELECTs each of them, alone; this is the first.
     """
 
     outer: exp.Query
     text: str
+    parts: tuple["Statement", ...] = ()
 
 
 #: A form that nobody foresaw has no proof, and the library's texts quote the statement.
@@ -238,19 +244,49 @@ def statement_of(text: str, catalog: Tables, read: ReadOptions = options_of) -> 
 
 def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> Statement:
     """Return `statement_of` without its handling of this program's own errors."""
-    tree, cores = _private_selects(text, catalog)
-    private = cores[0].sql(DpSql, comments=False)
-    for one in cores:
-        _group_distinct(one)
-    core = cores[0]
-    arguments = {kwarg.name.lower() for kwarg in core.find_all(exp.Kwarg)}
-    grouped_by = core.args.get("group") is not None
-    options = read(core.args["hint"], grouped_by, arguments, catalog.defaults)
-    for one in cores:
-        one.set("hint", None)
-        one.meta["private"] = True
+    tree, selects = _private_selects(text, catalog)
+    parts = list[tuple[Options, str]]()
+    for same in selects:
+        private = same[0].sql(DpSql, comments=False)
+        for core in same:
+            _group_distinct(core)
+        core = same[0]
+        arguments = {kwarg.name.lower() for kwarg in core.find_all(exp.Kwarg)}
+        grouped_by = core.args.get("group") is not None
+        options = read(core.args["hint"], grouped_by, arguments, catalog.defaults)
+        parts.append((options, private))
+        for core in same:
+            core.set("hint", None)
+            core.meta["private"] = len(parts)
     tree = qualified(tree, catalog.schema)
-    core, *others = (node for node in tree.find_all(exp.Select) if node.meta.get("private"))
+    cores = [node for node in tree.find_all(exp.Select) if node.meta.get("private")]
+    statements, columns = list[Statement](), dict[str, Mapping[str, exp.DType | None]]()
+    for number, (options, private) in enumerate(parts):
+        core, *others = (node for node in cores if node.meta["private"] == number + 1)
+        part, columns[released_name(number)] = _part(core, options, private, catalog)
+        statements.append(part)
+        outer = part.outer.copy()
+        for table in outer.find_all(exp.Table):
+            if number and table.name == RELEASED:
+                table.set("this", exp.to_identifier(released_name(number), quoted=True))
+        tree = outer if core is tree else tree
+        for one in (core, *others) if tree is not outer else ():
+            one.replace(outer.copy())
+    _check_outer(tree, catalog, columns)
+    _check_reports(tree, tuple(f for part in statements for f in part.functions))
+    together = tuple(statements) if len(statements) > 1 else ()
+    return msgspec.structs.replace(statements[0], outer=tree, parts=together)
+
+
+def released_name(number: int) -> str:
+    """Return the name of the relation that a private SELECT of a statement releases."""
+    return RELEASED if number == 0 else f"{RELEASED} {number}"  # no table is called so
+
+
+def _part(
+    core: exp.Select, options: Options, private: str, catalog: Tables
+) -> tuple[Statement, Mapping[str, exp.DType | None]]:
+    """Return the statement of one private SELECT, and the columns that it releases."""
     require(core.args.get("from_") is not None, "from", core)
     validator = Validator(catalog)
     side = public_side(core, validator) if options.selection == "public_groups" else None
@@ -274,18 +310,14 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
         for node, function in counts.items():
             require(function.has_fixed_noise, "within-bounds", node)
     parts = {part: core.args.get(part) for part in ("from_", "joins", "where")}
-    source = exp.Select(**parts).copy()
-    outer = released.select(core)
-    unit, tree = scope.unit(), outer if core is tree else tree
-    for one in (core, *others) if tree is not outer else ():
-        one.replace(outer.copy())
-    _check_outer(tree, catalog, released)
-    _check_reports(tree, functions)
-    return Statement(options, source, unit, released.groups, functions, public, tree, private)
+    source, outer = exp.Select(**parts).copy(), released.select(core)
+    groups, unit = released.groups, scope.unit()
+    part = Statement(options, source, unit, groups, functions, public, outer, private)
+    return part, released.columns
 
 
-def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[exp.Select]]:
-    """The tree of a text without WITH, and the private SELECT in it, as often as it is there.
+def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[list[exp.Select]]]:
+    """The tree of a text without WITH, and each private SELECT in it, as often as it is there.
 
     Functions that begin with ANON_ make a SELECT private without the words, if none has them.
     """
@@ -298,9 +330,18 @@ def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[exp.Se
                 select.set("hint", PrivacyOptions(this=exp.var("ANONYMIZATION"), expressions=[]))
     dp_selects = [select for select in selects if select.args.get("hint") is not None]
     require(dp_selects, "no-dp-select")
-    for other in dp_selects[1:]:
-        require(other == dp_selects[0], "one-dp-select", other.args["hint"])
-    return tree, dp_selects
+    by_text = list[list[exp.Select]]()
+    for select in dp_selects:
+        within = any(
+            node is not select and node in dp_selects for node in select.find_all(exp.Select)
+        )
+        same = next((alike for alike in by_text if alike[0] == select), None)
+        require(not within and len(by_text) < MAX_PARTS, "one-dp-select", select.args["hint"])
+        if same is None:
+            by_text.append([select])
+        else:
+            same.append(select)
+    return tree, by_text
 
 
 def _group_distinct(core: exp.Select) -> None:
@@ -435,12 +476,14 @@ def _check_reports(tree: exp.Query, functions: tuple[Function, ...]) -> None:
             require(other is None, "duplicate-column", other)
 
 
-def _check_outer(tree: exp.Expr, catalog: Tables, released: _Released) -> None:
+def _check_outer(
+    tree: exp.Expr, catalog: Tables, released: Mapping[str, Mapping[str, exp.DType | None]]
+) -> None:
     for table in tree.find_all(exp.Table):
-        own = table.name == RELEASED
+        own = table.name in released
         public = own or catalog.tables[table.name].unit is None
         require(public, "private-outside", table)
-    validator = Validator(catalog, {RELEASED: released.columns})
+    validator = Validator(catalog, released)
     joined(tree, validator)
     validator.relation(tree, last=True)
 
@@ -489,7 +532,7 @@ def checked_form(text: str, catalog: Tables) -> None:
     Raises:
         DpstreamError: says where.
     """
-    tree, [core, *_] = _private_selects(text, catalog)
+    tree, [[core, *_], *_] = _private_selects(text, catalog)
     for part in ("having", "order", "limit", "offset", "distinct"):
         require(core.args.get(part) is None, "stream-answer", core.args.get(part))
     require(tree is core, "stream-answer", tree)

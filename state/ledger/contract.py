@@ -58,6 +58,7 @@ class Ledger(Log):
     """
 
     head_file: HeadFile | None = None
+    _in_transaction = False
 
     def close(self) -> None:
         """Close the account and its head file."""
@@ -70,6 +71,9 @@ class Ledger(Log):
     ) -> Result:
         """Run ``work`` in a transaction, again if another process was faster; return its result.
 
+        Within the work of another ``transact`` it is a part of that one's transaction, which writes
+        all or nothing.
+
         Args:
             work: decides only by what it reads in the transaction, so that it can be repeated.
             runs: the runs whose tokens it changes; they are written to the head file.
@@ -80,6 +84,8 @@ class Ledger(Log):
             PolicyError: the account lacks what the head file has; nothing was written.
             RunError: others have been faster for ``limits.BUSY_SECONDS``; nothing was written.
         """
+        if self._in_transaction:
+            return work()
         begun, pause = time.monotonic(), 0.0
         while True:
             head = None if self.head_file is None else self.head_file.head()
@@ -87,6 +93,7 @@ class Ledger(Log):
                 with self.transaction():
                     if self.head_file is not None:
                         self.head_file.check(self.history(), head)
+                    self._in_transaction = True
                     done = work()
                 break
             except LedgerMovedError:
@@ -96,6 +103,8 @@ class Ledger(Log):
                         f"the account is busy: other processes were faster for {BUSY_SECONDS:g} s",
                         "run again; nothing was charged",
                     ) from None
+            finally:
+                self._in_transaction = False
             time.sleep(pause)
             pause = min(2 * pause + 0.01, _PAUSE_SECONDS)
         if show:

@@ -116,6 +116,12 @@ class _Writer:
         return ", ".join(f"{call} AS f{i}" for i, call in enumerate(chosen))
 
     def statement(self) -> str:
+        """A private SELECT, or two of them beside each other."""
+        if self.draw.random() < 0.8:
+            return self.private()
+        return f"SELECT a.f0, b.f0 AS f1 FROM ({self.private()}) AS a, ({self.private()}) AS b"
+
+    def private(self) -> str:
         """A private SELECT, without groups, with public ones or with thresholds."""
         kind, relation = self.draw.randrange(3), self.relation(self.draw.randint(0, 2))
         options = f"epsilon = 3, delta = 1e-6, max_rows_contributed = {self.draw.randint(1, 4)}"

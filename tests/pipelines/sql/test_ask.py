@@ -284,7 +284,7 @@ def test_an_outer_query_that_fails_does_not_undo_the_draw(
     drawn = asking.drawn
 
     def fails(question: Any, engine: Any, rows: Any) -> Any:
-        if not rows.num_rows:  # the check before the charge
+        if not rows[0].num_rows:  # the check before the charge
             return real(question, engine, rows)
         raise too_large()
 
