@@ -88,9 +88,8 @@ class Part:
         self.session, self.text, self.allotment = session, where, allotment
 
     def where(self, text: str) -> "Part":
-        return Part(
-            self.session, f"({self.text}) AND ({text})" if self.text else text, self.allotment
-        )
+        both = f"({self.text}) AND ({text})" if self.text and text else self.text or text
+        return Part(self.session, both, self.allotment)
 
     def statement(
         self,
