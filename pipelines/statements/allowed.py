@@ -183,6 +183,8 @@ SCALARS = {
     exp.Date,
     *_TIME_FUNCTIONS,
 }
+#: Groupings of a private SELECT, see `grouping`.
+GROUPINGS = (exp.Rollup, exp.Cube, exp.GroupingSets)
 #: Functions that stand in a window only.
 RANKS = {exp.RowNumber, exp.Rank, exp.DenseRank, exp.Lag, exp.Lead, exp.FirstValue}
 #: Those whose value depends on which of two tied rows comes first.
@@ -250,7 +252,7 @@ REFUSED: list[tuple[tuple[type[exp.Expr], ...], str]] = [
     ((exp.TableSample,), "sample"),
     ((exp.FromTimeZone,), "time-zone"),
     ((exp.Any, exp.All), "subquery-expression"),
-    ((exp.Rollup, exp.Cube, exp.GroupingSets), "grouping-sets"),
+    ((*GROUPINGS, exp.Grouping), "grouping-sets"),
     ((exp.Unnest, exp.Lateral, exp.Pivot, exp.Values), "lateral"),
     ((exp.Fetch,), "limit"),
     ((exp.AggFunc,), "inner-aggregate"),
@@ -330,9 +332,7 @@ def _check_node(node: exp.Expr) -> None:
         for part, value in node.args.items():
             if value and part not in STRUCTURE[kind]:
                 require(False, PARTS_REFUSED.get(part, "not-supported"), node)
-    elif isinstance(node.parent, exp.Window) and kind in RANKS and node.arg_key == "this":
-        pass
-    elif kind not in SCALARS and kind not in AGGREGATES and kind not in PRIVACY:
+    elif not (_has_its_place(node) or kind in (*SCALARS, *AGGREGATES, *PRIVACY)):
         codes = (code for kinds, code in REFUSED if isinstance(node, kinds))
         require(False, next(codes, "not-supported"), node)
     if isinstance(node, exp.Select):
@@ -364,6 +364,14 @@ def _check_node(node: exp.Expr) -> None:
         require(literal and (by_rows or not numbers), "window-frame", node)
     if isinstance(node, exp.Query):  # `ownership` says where a query can be a value
         require(not isinstance(node.parent, exp.Limit | exp.Offset), "limit", node)
+
+
+def _has_its_place(node: exp.Expr) -> bool:
+    """Whether it is a rank of a window, or a grouping of a private SELECT."""
+    if isinstance(node, (*GROUPINGS, exp.Grouping)):
+        select = node.find_ancestor(exp.Select)
+        return select is not None and select.args.get("hint") is not None
+    return isinstance(node.parent, exp.Window) and type(node) in RANKS and node.arg_key == "this"
 
 
 def _has_its_group(pattern: str) -> bool:

@@ -302,8 +302,10 @@ RULES: dict[str, Rule] = {
         privacy=True,
     ),
     "grouping-sets": Rule(
-        "uses ROLLUP, CUBE, GROUPING SETS or GROUP BY ALL",
-        "ask one statement for each grouping",
+        "uses GROUP BY ALL; or ROLLUP, CUBE or GROUPING SETS where rows are read, with HAVING or "
+        "LIMIT, of more than 16 sets, or of PUBLIC_GROUPS with other functions than COUNT and SUM",
+        "write GROUP BY ROLLUP(..) of columns in the differentially private SELECT, conditions "
+        "around it",
         privacy=True,
     ),
     "recursive": Rule("uses WITH RECURSIVE", "write the steps as subqueries", privacy=True),

@@ -66,6 +66,21 @@ def type_of(node: exp.Expr) -> exp.DType | None:
     return None if node.type is None else SAME.get(node.type.this, node.type.this)
 
 
+def typed_nulls(
+    query: exp.Query, mine: list[exp.DType | None], theirs: list[exp.DType | None]
+) -> list[exp.DType | None]:
+    """Give a query's NULLs the types of the columns that they stand beside; return its types."""
+    out = list[exp.DType | None]()
+    for item, kind, other in zip(query.selects, mine, theirs, strict=True):
+        null = isinstance(item.unalias(), exp.Null) and other is not None
+        out.append(other if null else kind)
+        if null:
+            cast = exp.Cast(this=exp.Null(), to=exp.DataType(this=other))
+            cast.type = cast.args["to"]
+            item.unalias().replace(cast)
+    return out
+
+
 def is_literal(node: exp.Expr) -> bool:
     """Return whether an expression is a literal number, with a sign or without, or a literal
     text.

@@ -61,7 +61,7 @@ from sqlglot import exp
 from dpstream.accounting.errors import instance
 from dpstream.pipelines.statements.allowed import AGGREGATES, PLACED, require, unknown_column
 from dpstream.pipelines.statements.dialect import Private
-from dpstream.pipelines.statements.forms import is_literal, order_keys, type_of
+from dpstream.pipelines.statements.forms import is_literal, order_keys, type_of, typed_nulls
 from dpstream.pipelines.tables.catalog import Table, Tables
 
 #: A column of a scope: (name of the relation, name of the column).
@@ -464,10 +464,14 @@ class Validator:
         require(left.private == right.private, "set-operation-mixed", node.right)
         ones, others = list(left.columns.values()), list(right.columns.values())
         fits = [a.type for a in ones] == [b.type for b in others]
-        if self.released:  # figures are numbers of one type, that of private functions not known
+        if self.released and len(ones) == len(others):
+            # Figures are numbers of one type, that of private functions not known.
             of = (*NUMBERS, exp.DType.UNKNOWN, None)
-            kinds = [[c.type in of or c.type for c in side] for side in (ones, others)]
-            fits = kinds[0] == kinds[1]
+            mine, theirs = ([column.type for column in side] for side in (ones, others))
+            mine = typed_nulls(node.left, mine, theirs)
+            theirs = typed_nulls(node.right, theirs, mine)
+            ones = [c._replace(type=kind) for c, kind in zip(ones, mine, strict=True)]
+            fits = [k in of or k for k in mine] == [k in of or k for k in theirs]
         require(fits, "set-operation-columns", node.right)
         pairs = list(zip(ones, others, strict=True))
         units = [a.unit and b.unit for a, b in pairs]

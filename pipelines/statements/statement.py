@@ -33,6 +33,7 @@ from dpstream.pipelines.statements.functions import (
     options_of,
     private_form,
 )
+from dpstream.pipelines.statements.grouping import MAX_SELECTS, set_apart
 from dpstream.pipelines.statements.ownership import (
     Scope,
     Validator,
@@ -157,8 +158,6 @@ def _check_on(on: exp.Expr, public_query: exp.Subquery, at: exp.Expr) -> None:
     )
 
 
-#: Private SELECTs of one statement.
-MAX_PARTS = 16
 _CALLS = (*AGGREGATES, exp.AggFunc, Private)
 
 
@@ -328,6 +327,12 @@ def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[list[e
             calls = (call for item in select.expressions for call in item.find_all(Private))
             if any(call.name.upper() in ANONYMIZED for call in calls):
                 select.set("hint", PrivacyOptions(this=exp.var("ANONYMIZATION"), expressions=[]))
+    for select in (one for one in selects if one.args.get("hint") is not None):
+        plain = set_apart(select, catalog.defaults)
+        if plain is not select:
+            tree = plain if select is tree else tree
+            select.replace(plain)
+    selects = list(tree.find_all(exp.Select))
     dp_selects = [select for select in selects if select.args.get("hint") is not None]
     require(dp_selects, "no-dp-select")
     by_text = list[list[exp.Select]]()
@@ -336,7 +341,7 @@ def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[list[e
             node is not select and node in dp_selects for node in select.find_all(exp.Select)
         )
         same = next((alike for alike in by_text if alike[0] == select), None)
-        require(not within and len(by_text) < MAX_PARTS, "one-dp-select", select.args["hint"])
+        require(not within and len(by_text) < MAX_SELECTS, "one-dp-select", select.args["hint"])
         if same is None:
             by_text.append([select])
         else:

@@ -123,7 +123,7 @@ class _Writer:
 
     def private(self) -> str:
         """A private SELECT, without groups, with public ones or with thresholds."""
-        kind, relation = self.draw.randrange(3), self.relation(self.draw.randint(0, 2))
+        kind, relation = self.draw.randrange(5), self.relation(self.draw.randint(0, 2))
         options = f"epsilon = 3, delta = 1e-6, max_rows_contributed = {self.draw.randint(1, 4)}"
         head = f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS({options}"
         if kind == 0:
@@ -131,6 +131,16 @@ class _Writer:
         head = f"{head}, max_groups_contributed = {self.draw.randint(1, 3)}"
         if kind == 1:
             return f"{head}) g, {self.functions()} FROM ({relation}) AS r GROUP BY g"
+        if kind == 2:
+            sets = self.draw.choice(["ROLLUP(g, v)", "CUBE(v, g)", "GROUPING SETS ((g, v), ())"])
+            grouped = f"{head}) g, v, {self.functions()}, GROUPING(g) AS s FROM ({relation}) AS r"
+            return f"{grouped} GROUP BY {sets}"
+        if kind == 3:
+            few = _PER.format(0, self.draw.choice([1, 3]))
+            return (f"{head}, group_selection_strategy = PUBLIC_GROUPS) p.page, p.part, COUNT(*, "
+                    f"{few}) AS f0, SUM(r.v, {few}) AS f1 FROM ({relation}) AS r RIGHT JOIN pages "
+                    "AS p ON r.g = p.page AND r.g = p.part GROUP BY ROLLUP(p.part, p.page)"
+                    )  # fmt: skip
         return (f"{head}, group_selection_strategy = PUBLIC_GROUPS) p, {self.functions()} FROM "
                 f"({relation}) AS r RIGHT JOIN UNNEST(['a', 'b', 'x', 'none']) AS p ON r.g = p "
                 "GROUP BY p")  # fmt: skip
