@@ -213,6 +213,8 @@ class DpSql(BigQuery):
 
     Parser = DpParser
     Generator = DpGenerator
+    #: Types are found once, when all names are resolved.
+    ANNOTATE_ALL_SCOPES: ClassVar = False
     #: Every column is named with its relation, so that a select item called like a table takes
     #: nothing away.
     PROJECTION_ALIASES_SHADOW_SOURCE_NAMES: ClassVar = False

@@ -202,7 +202,8 @@ class Statement(PrivateSelect, frozen=True):
         outer: a query over the table ``released`` (the groups' and functions' names are its
             columns) and public tables, to be run on the answer; over one such table for each part
             (`released_name`) where there are several.
-        text: the private SELECT alone, without WITH and views; a statement of its own.
+        text: the private SELECT alone, without WITH and views; a statement of its own.  Empty of
+            streams and points, whose answers are found otherwise.
         parts: of a statement with several private SELECTs each of them, alone; this is the first.
     """
 
@@ -246,7 +247,7 @@ def checked(text: str, catalog: Tables, read: ReadOptions = options_of) -> State
     tree, selects = _private_selects(text, catalog)
     parts = list[tuple[Options, str]]()
     for same in selects:
-        private = same[0].sql(DpSql, comments=False)
+        private = same[0].sql(DpSql, comments=False) if read is options_of else ""
         for core in same:
             _group_distinct(core)
         core = same[0]

@@ -230,6 +230,9 @@ def test_what_cannot_be_answered_is_refused_before_it_is_paid(session: Session) 
         "too much": sql(one, "epsilon = 1e9"),
         "a text": sql(one, "epsilon = '1'"),
         "a delta": sql(one, "epsilon = 1, delta = 1e-9"),
+        "two questions": partial(session.ask, " UNION ALL ".join(
+            f"SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = {e}) COUNT(*) AS n FROM small"
+            for e in (0.1, 0.2))),
         "drop = 1": sql(one, "epsilon = 1, drop = 1"),
         "a cover": sql(one, "epsilon = 1, cover = ['nothing']"),
         "an allotment": sql(one, "epsilon = 1, allotment = 'nothing'"),
