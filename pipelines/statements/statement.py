@@ -21,7 +21,14 @@ from dpstream.accounting.errors import instance, required
 from dpstream.accounting.fields import FieldType, KindName
 from dpstream.accounting.limits import MAX_KEY_COLUMNS
 from dpstream.pipelines.formats.receipt import LABELS
-from dpstream.pipelines.statements.allowed import AGGREGATES, inlined, parsed, qualified, require
+from dpstream.pipelines.statements.allowed import (
+    AGGREGATES,
+    GROUPINGS,
+    inlined,
+    parsed,
+    qualified,
+    require,
+)
 from dpstream.pipelines.statements.dialect import ANONYMIZED, DpSql, PrivacyOptions, Private
 from dpstream.pipelines.statements.errors import refusal
 from dpstream.pipelines.statements.forms import type_of
@@ -333,6 +340,8 @@ def _private_selects(text: str, catalog: Tables) -> tuple[exp.Query, list[list[e
         if plain is not select:
             tree = plain if select is tree else tree
             select.replace(plain)
+    grouping = tree.find(exp.Grouping, *GROUPINGS)
+    require(grouping is None, "grouping-sets", grouping)
     selects = list(tree.find_all(exp.Select))
     dp_selects = [select for select in selects if select.args.get("hint") is not None]
     require(dp_selects, "no-dp-select")

@@ -107,6 +107,8 @@ def test_a_set_that_was_asked_alone_is_free(tmp_path: Path) -> None:
         "COUNT(*) AS n FROM (SELECT uid, page FROM visits GROUP BY ROLLUP(uid, page)) AS t",
         "page, COUNT(*) AS n FROM visits GROUP BY CUBE(page, n, uid, seconds, n + 1)",
         "page, GROUPING(page) AS n FROM visits GROUP BY page",
+        "page, COUNT(*) AS n FROM visits GROUP BY ROLLUP(page, GROUPING(page))",
+        "page, COUNT(*) AS n FROM visits WHERE GROUPING(page) = 0 GROUP BY ROLLUP(page)",
         "p, AVG(v.n) AS n FROM visits AS v RIGHT JOIN UNNEST(['a']) AS p ON v.page = p GROUP BY "
         "ROLLUP(p)",
         "uid, COUNT(*) AS n FROM visits GROUP BY ROLLUP(uid)",
