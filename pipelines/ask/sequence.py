@@ -59,17 +59,18 @@ def ask(
     ring: KeyRing,
     how: Asking = ONCE,
     deliver: Callable[[Answer], object] = lambda _: None,
+    covering: Covering | None = None,
 ) -> Answer:
     """Return the answer of a question; see the module.
 
     Args:
-        question, ledger, ring, how: see `answered`.
+        question, ledger, ring, how, covering: see `answered`.
         deliver: writes and prints what the command makes of the answer.
 
     Raises:
         DpstreamError: the question is refused, or failed; the module states what was charged.
     """
-    answer = answered(question, ledger, ring, how)
+    answer = answered(question, ledger, ring, how, covering)
     deliver(answer)
     AnswerLog(ledger, question.kind).deliver({answer.run_id})
     return answer

@@ -66,7 +66,7 @@ def ask(
 
     with _with_boxes(open_table):
         points = SessionQuestion(open_table, question.request)
-        committed(open_table, points, question.request.how, present)
+        committed(open_table, points, question.request.how, present, points)
     return answers[0]
 
 

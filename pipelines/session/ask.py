@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpstream.accounting.arrays import Int64
@@ -32,12 +33,12 @@ from dpstream.accounting.sessions.aggregates import Question, canonical
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.pipelines.ask import sequence
-from dpstream.pipelines.ask.question import ONCE, Asking
+from dpstream.pipelines.ask.question import ONCE, Asking, Covering
 from dpstream.pipelines.ask.question import Question as Asked
 from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.project.text import instant_micros
 from dpstream.pipelines.session.open_table import OpenTable
-from dpstream.pipelines.session.selection import Selection, common
+from dpstream.pipelines.session.selection import Selection, common, same_boxes
 from dpstream.pipelines.sql.receipt import Header, Points
 from dpstream.state.ledger.balances import region_of
 from dpstream.state.ledger.contract import Answer as Committed
@@ -106,6 +107,29 @@ class SessionQuestion:
             request.allotment.encode(),
             request.sliding.encode(),
         ]
+
+    @functools.cached_property
+    def families(self) -> Sequence[Sequence[bytes]]:
+        """The figures and the points, whatever is paid; see `ask.question.Covering`."""
+        open_table, request = self.open_table, self.request
+        question = msgspec.structs.replace(request.question.canonical, amount=0)
+        figures = canonical(question, open_table.space.everything[:0])
+        digest = open_table.table.digest.encode()
+        return [[b"figures", digest, figures, request.selection.identity]]
+
+    def covers(self, charge: Charge, receipt: bytes) -> bool:
+        """Return whether an answer of the same figures read the same points for no less.
+
+        Which points a question reads must be known before its charge: one that leaves points out,
+        slides, draws on an allotment or compares budgets is never covered.
+        """
+        request, paid = self.request, charge.regions
+        decided = request.drop or request.sliding or request.allotment or request.selection.moves
+        if decided or isinstance(paid, msgspec.UnsetType):
+            return False
+        boxes = request.question.cells.inside(self.open_table.space, request.selection.boxes())
+        read = region_of(charge, self.open_table.table).read
+        return paid.amount >= request.question.amount and same_boxes(read, boxes)
 
     def check(self, ring: KeyRing) -> None:
         """Refuse a question that cannot be answered; see `ask.question.Question`."""
@@ -252,10 +276,12 @@ def committed(
     question: Asked,
     how: Asking = ONCE,
     deliver: Callable[[Committed], object] = lambda _: None,
+    covering: Covering | None = None,
 ) -> Committed:
     """Return the committed answer of a question.
 
     Args:
+        covering: decides which other answers have its figures.
         deliver: writes what the command makes of the answer.
 
     Raises:
@@ -269,7 +295,8 @@ def committed(
         deliver(answer)
 
     open_table.account.refresh()  # before others are kept waiting
-    return sequence.ask(question, open_table.ledger, open_table.ring, how, deliver=refreshed)
+    ledger, ring = open_table.ledger, open_table.ring
+    return sequence.ask(question, ledger, ring, how, refreshed, covering)
 
 
 def check(open_table: OpenTable, request: SessionRequest) -> None:
@@ -281,10 +308,13 @@ def check(open_table: OpenTable, request: SessionRequest) -> None:
     _ = open_table.ring  # refuses a secret that cannot be read
 
 
-def request_of(open_table: OpenTable, request: SessionRequest) -> str:
-    """Return the keyed digest by which the account recognises a question."""
+def free_run(open_table: OpenTable, request: SessionRequest) -> str | None:
+    """Return the run id whose answer the account gives at no charge; ``None``: it is charged."""
     question = SessionQuestion(open_table, request)
-    return sequence.request_of(question.kind, question.identity, open_table.ring, request.as_of)
+    keys = sequence.keys_of(
+        question.kind, question.identity, open_table.ring, request.as_of, question
+    )
+    return sequence.free_run(open_table.answers, keys, request.fresh, question)
 
 
 def within_of(open_table: OpenTable, request: SessionRequest) -> Callable[[Views, Int64], Int64]:

@@ -19,7 +19,7 @@ from dpstream.accounting.strength import weaknesses_of_budget
 from dpstream.pipelines.ask.acceptance import Acceptance
 from dpstream.pipelines.formats.receipt import header_of
 from dpstream.pipelines.session import sentences
-from dpstream.pipelines.session.ask import SessionRequest, check, order_of, request_of, within_of
+from dpstream.pipelines.session.ask import SessionRequest, check, free_run, order_of, within_of
 from dpstream.pipelines.session.open_table import OpenTable
 from dpstream.pipelines.session.union import Union, assembled
 from dpstream.pipelines.sql.receipt import Header
@@ -130,10 +130,7 @@ def _acceptance(
     open_table: OpenTable, request: SessionRequest, refusal: DpstreamError | None
 ) -> Acceptance:
     """Decide as `Register.begin` does: what was charged before continues, whatever is left."""
-    question, run_id = (
-        request.question,
-        open_table.answers.continued(request_of(open_table, request), request.fresh),
-    )
+    question, run_id = request.question, free_run(open_table, request)
     if run_id is not None:
         return Acceptance(None, None, run_id, None)
     epsilon, delta, _ = stated_cost(question.kind, question.amount)

@@ -90,6 +90,11 @@ def _canonical(boxes: Int64) -> bytes:
     return len(boxes).to_bytes(4, "little") + np.ascontiguousarray(boxes[order], "<i8").tobytes()
 
 
+def same_boxes(boxes: Int64, others: Int64) -> bool:
+    """Return whether both are the same boxes, in any order."""
+    return _canonical(boxes) == _canonical(others)
+
+
 def common(boxes: Int64, others: Int64) -> Int64:
     """Return (k, d, 2) the points that are in boxes of both; each argument is disjoint.
 

@@ -205,7 +205,7 @@ def ask_each(
             parts = [
                 (
                     StatementQuestion(part, catalog, source, shards, runner),
-                    CoveringAnswers(part, catalog),
+                    CoveringAnswers(part, catalog, ledger.history),
                 )
                 for part in question.singles
             ]

@@ -3,8 +3,8 @@
 **The same figures** (`CoveringAnswers.covers`) are given at no charge.  Rows (relation, unit, its
 files, look-ups, ``as_of``), groups, limits of groups and rows, the rule that selects groups,
 functions and their bounds are those of the statement, and the plan alone says that each interval is
-no wider and each threshold no higher, whatever family of noise the account would choose for the
-statement.  So epsilon, delta, mechanism, names, order and further functions may differ.
+no wider and each threshold no higher, in the family of noise that the account would choose now.  So
+epsilon, delta, mechanism, names, order and further functions may differ.
 
 **Listed groups** may be fewer: a unit adds to at most k groups, so that a figure is the same among
 fewer groups only if k is at least the number of stored groups and no unit was cut.
@@ -18,7 +18,7 @@ its private SELECT, which is planned again: it counts only if that has the diges
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +28,7 @@ from sqlglot import exp
 from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import Gridded
+from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
 from dpstream.pipelines.sql.receipt import MARK, PARTS, Header, read
 from dpstream.pipelines.sql.work import typed_public
@@ -37,16 +38,24 @@ from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
 from dpstream.pipelines.tables.files import place_of
 from dpstream.state.ledger.events import Charge
+from dpstream.state.ledger.history import History
 
 #: Relative slack of two intervals that are computed on different ways.
 _SLACK = 1e-9
 
 
 class CoveringAnswers:
-    """The stored answers that have the figures of a statement, for `ask.question.Covering`."""
+    """The stored answers that have the figures of a statement, for `ask.question.Covering`.
 
-    def __init__(self, question: Question, catalog: Catalog) -> None:
-        self._question, self._catalog = question, catalog
+    Args:
+        account: the charges by which a family of noise would be chosen now; ``None``: it is that
+            of ``question``.
+    """
+
+    def __init__(
+        self, question: Question, catalog: Catalog, account: Callable[[], History] | None = None
+    ) -> None:
+        self._question, self._catalog, self._account = question, catalog, account
 
     @functools.cached_property
     def families(self) -> Sequence[Sequence[bytes]]:
@@ -68,8 +77,13 @@ class CoveringAnswers:
 
     def covers(self, charge: Charge, receipt: bytes) -> bool:
         """Return whether an answer has the same figures at no wider an interval."""
-        stored = stored_question(receipt, self._catalog, charge)
-        return stored is not None and _covers(stored, self._question, self._catalog, receipt)
+        stored, question = stored_question(receipt, self._catalog, charge), self._question
+        if stored is None:
+            return False
+        if self._account is not None:
+            room = room_of(self._account(), self._catalog.unit)
+            question = question.taking(question.families.taken(room))
+        return _covers(stored, question, self._catalog, receipt)
 
 
 def stored_question(
@@ -96,14 +110,12 @@ def stored_question(
 def _covers(stored: Question, question: Question, catalog: Catalog, receipt: bytes) -> bool:
     if _rules(stored) != _rules(question) or _functions(stored, question) is None:
         return False
-    least = _noise(stored.gridded)
-    for option in question.families.options:
-        most = _noise(option)
-        if any(
-            not least[_column(stored, mine)].within(most[_column(question, name)])
-            for name, mine in (_functions(stored, question) or {}).items()
-        ) or not all(map(_no_higher, least[""].figures, most[""].figures)):
+    least, most = _noise(stored.gridded), _noise(question.gridded)
+    for name, mine in (_functions(stored, question) or {}).items():
+        if not least[_column(stored, mine)].within(most[_column(question, name)]):
             return False
+    if not all(map(_no_higher, least[""].figures, most[""].figures)):
+        return False
     return question.select.public is None or _lists(question, stored, catalog, receipt)
 
 

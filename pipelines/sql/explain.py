@@ -164,9 +164,8 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
         room = room_of(account, catalog.unit, more) if account.digests else None
         run_id = None
         if question.digest in charged:
-            request = _request(
-                question, question.charge(catalog, f"{number:032x}"), catalog, how.as_of
-            )
+            charge = question.charge(catalog, f"{number:032x}")
+            request = _request(question, charge, catalog, how.as_of)._replace(covering=None)
             run_id = requests_acceptance(catalog.ledger, [request], how.fresh).run_id
         before = None if run_id is None else account.find(run_id)
         families = question.families

@@ -79,16 +79,20 @@ class Header(receipt.Header, frozen=True, kw_only=True):
     points: Points | msgspec.UnsetType = msgspec.UNSET
 
     def renamed(self, names: Mapping[str, str]) -> "Header":
-        """Return the same header with other names of columns; columns without one are left out."""
-        cuts = {**names, GROUPS: GROUPS, "groups": "groups"}
+        """Return the same header with other names of columns, in their order.
+
+        Columns without a name are left out.
+        """
+        cuts = {GROUPS: GROUPS, "groups": "groups"}
         for column, name in names.items():
+            cuts |= {column: name}
             cuts |= {f"{of} of {column}": f"{of} of {name}" for of in ("bounds", "rows")}
         return msgspec.structs.replace(
             self,
-            bounds={names[c]: pair for c, pair in self.bounds.items() if c in names},
-            nulls=tuple(names[c] for c in self.nulls if c in names),
-            cuts={cuts[c]: cut for c, cut in self.cuts.items() if c in cuts},
-            not_estimated=tuple(cuts[c] for c in self.not_estimated if c in cuts),
+            bounds={names[c]: self.bounds[c] for c in names if c in self.bounds},
+            nulls=tuple(names[c] for c in names if c in self.nulls),
+            cuts={cuts[c]: self.cuts[c] for c in cuts if c in self.cuts},
+            not_estimated=tuple(cuts[c] for c in cuts if c in self.not_estimated),
         )
 
     def together(self, others: Sequence["Header"], paid: Sequence[bool]) -> "Header":

@@ -53,7 +53,7 @@ from dpstream.pipelines.sql.work import Work, place_of, read_counts, read_sums
 from dpstream.pipelines.statements.exact import safe_query
 from dpstream.pipelines.statements.ownership import aggregates_in
 from dpstream.pipelines.statements.statement import Statement, released_name
-from dpstream.pipelines.tables.catalog import Catalog, Table
+from dpstream.pipelines.tables.catalog import RELEASED, Catalog, Table
 from dpstream.pipelines.tables.engine import Engine, MemoryLimitError, not_run, too_large
 from dpstream.pipelines.tables.files import (
     Piece,
@@ -278,9 +278,14 @@ def named_rows(outer: exp.Query, labelled: pa.Table) -> pa.Table | None:
     It needs no database, whose start and end are a tenth of a small answer.
     """
     parts = {part for part, value in outer.args.items() if value}
-    columns = {item.alias_or_name: item.unalias() for item in outer.selects}
-    plain = all(isinstance(column, exp.Column) for column in columns.values())
-    if not isinstance(outer, exp.Select) or parts != {"expressions", "from_"} or not plain:
+    if not isinstance(outer, exp.Select) or parts != {"expressions", "from_"}:
+        return None
+    source, columns = (
+        outer.args["from_"].this,
+        {i.alias_or_name: i.unalias() for i in outer.selects},
+    )
+    released = isinstance(source, exp.Table) and source.name == RELEASED
+    if not released or not all(isinstance(column, exp.Column) for column in columns.values()):
         return None
     ends = ("", *(f"{MARK}{part}" for part in PARTS))
     names = {

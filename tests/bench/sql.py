@@ -4,7 +4,8 @@
 
 ``cold`` is the whole command ``dpstream sql`` in a process of its own; ``warm`` is ``ask`` again in
 one process (a new charge each time, receipt included).  Seconds, CPU seconds and peak memory of
-each; ``validated`` is parsing, validation and the plan alone.
+each; ``validated`` is parsing, validation and the plan alone.  ``duckdb`` bounds the same records
+in DuckDB alone (sums and counts clamped, 32 keys of a user by a hash), without noise and account.
 """
 
 import argparse
@@ -60,6 +61,23 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({"runs": out[1:], "peak_mib": peak}))
 """
 
+_DUCKDB = """
+import json, sys, time
+import duckdb
+text = \"\"\"
+SELECT key, SUM(s), SUM(n) FROM (
+  SELECT *, ROW_NUMBER() OVER (PARTITION BY user ORDER BY HASH(user, key)) AS rank FROM (
+    SELECT user, key, LEAST(SUM(LEAST(GREATEST(value, 0), 1)), 1) AS s, LEAST(COUNT(*), 1) AS n
+    FROM 'FILE' GROUP BY user, key))
+WHERE rank <= 32 GROUP BY key HAVING COUNT(*) >= 10\"\"\".replace("FILE", sys.argv[1])
+out = []
+for _ in range(int(sys.argv[2]) + 1):
+    wall, cpu = time.perf_counter(), time.process_time()
+    rows = duckdb.connect(config={"threads": 2}).sql(text).arrow().read_all().num_rows
+    out.append((time.perf_counter() - wall, time.process_time() - cpu, rows))
+print(json.dumps({"first": time.process_time(), "runs": out[1:]}))
+"""
+
 
 def data(folder: Path, rows: int) -> Path:
     """Users by Zipf s = .6, keys by Zipf-Mandelbrot s = 1.05, q = 2.7, values uniform."""
@@ -103,6 +121,18 @@ def warm(catalog: Path, repeats: int) -> dict[str, Any]:
     return dict(zip(names, medians, strict=True)) | {"peak_mib": report["peak_mib"]}
 
 
+def duckdb(records: Path, repeats: int) -> dict[str, float]:
+    """CPU seconds of the same bounding in DuckDB alone, in a new process and again."""
+    words = [sys.executable, "-c", _DUCKDB, str(records)]
+
+    def ran(times: int) -> dict[str, Any]:
+        report = subprocess.run([*words, str(times)], check=True, capture_output=True, text=True)
+        return dict(json.loads(report.stdout))
+
+    _, cpu, _ = zip(*ran(repeats)["runs"], strict=True)
+    return {"cold_cpu_seconds": ran(0)["first"], "warm_cpu_seconds": statistics.median(cpu)}
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,6 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         catalog = data(Path(folder), options.rows)
         timings = {"cold": cold(catalog)[0], "warm": warm(catalog, options.repeats)}
+        timings["duckdb"] = duckdb(Path(folder) / "records.parquet", options.repeats)
     emit({"bench": "sql", "rows": options.rows, **timings, "machine": machine()}, options.out)
 
 

@@ -112,6 +112,29 @@ def test_with_drop_it_is_what_was_read_that_counts(session: Session, refused: Re
     assert session.where("a < 2 AND epsilon >= 0.5").union().parts == 1
 
 
+def test_a_question_that_was_answered_for_more_is_free(session: Session) -> None:
+    """The same points and figures for no less; what the account decides on is asked anew."""
+    text = "SELECT WITH DIFFERENTIAL_PRIVACY OPTIONS(epsilon = {}{}) COUNT(*) AS n FROM {} WHERE {}"
+    points, name = "a = 1 AND b IS NOT NULL AND epsilon >= 1", session.name
+
+    def ask(epsilon: float, more: str = "", where: str = points, **how: Any) -> Any:
+        return session.ask(text.format(epsilon, more, name, where), **how).answer
+
+    stored, entries = ask(0.1), len(session.open_table.account.history())
+    free = ask(0.05)
+    assert not free.charged and free.receipt == stored.receipt
+    assert not ask(0.1, where="b IS NOT NULL AND epsilon >= 1 AND a BETWEEN 1 AND 1").charged
+    assert len(session.open_table.account.history()) == entries
+    for charged in (
+        ask(0.11),
+        ask(0.05, where="a = 2 AND b IS NOT NULL AND epsilon >= 1"),
+        ask(0.05, ", drop = TRUE"),
+        ask(0.05, fresh=True),
+        ask(0.05, as_of="May"),
+    ):
+        assert charged.charged and charged.receipt != stored.receipt
+
+
 def test_intervals_of_sums_cover() -> None:
     """Sums of Laplace noise, at least 94.5% of 20,000 (95% less 5 sd of the frequency)."""
     rng = np.random.default_rng(5)

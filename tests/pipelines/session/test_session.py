@@ -208,10 +208,10 @@ def test_a_ledger_that_lacks_the_last_charge_is_refused(tmp_path: Path, refused:
 
     config = small_config_at(tmp_path)
     with Session(config) as session:
-        session.where("epsilon >= 1").count(0.5)
+        session.where("epsilon >= 1").count(0.2)
     before = (tmp_path / "ledger.db").read_bytes()
     with Session(config) as session:
-        session.where("epsilon >= 1").count(0.25)
+        session.where("epsilon >= 1").count(0.3)
     (tmp_path / "ledger.db").write_bytes(before)
     refused(OpenTable, config, "alice")
 
