@@ -141,7 +141,8 @@ def refuse_table(folder: Path, named: str) -> None:
         raise PolicyError(
             "table.coordinates",
             "holds a table already",
-            "change it by `dpstream table change`, in the data set that it was made with",
+            'type `dpstream sql "SELECT * FROM dpstream.budget"`, which shows what it has left; '
+            "change it in the data set that it was made with",
         )
 
 

@@ -513,10 +513,8 @@ READ_ONLY: Mapping[str, Command] = {
         stream, (*ANSWER[:3], "--strategy", "identity", "--dry-run"), nothing),
     "choose --dry-run": Command(choosing, (*CHOOSE, "--dry-run"), nothing, (CHOOSE,)),
     "sql --explain": Command(catalog, (*SQL, "--explain"), nothing, (SQL,)),
-    "session ask --dry-run": Command(session, (*ASK, "--dry-run"), nothing, (MADE, ASK)),
-    "session budget": Command(session, BUDGET, nothing, (MADE, ASK)),
-    "session budget --transcript": Command(session, (*BUDGET, "--transcript"), nothing,
-                                  (MADE, ASK, ALLOT)),
+    "points --explain": Command(session, (*ASK, "--explain"), nothing, (MADE, ASK)),
+    "points, their budgets": Command(session, BUDGET, nothing, (MADE, ASK)),
     "census plan --faults": Command(census, ("census", "plan", "paid", "--faults"), nothing),
     "census plan": Command(census, ("census", "plan", "paid"), nothing),
     "folder find": Command(growing, ("folder", "find", "in", "0", "0"), nothing),
@@ -533,8 +531,8 @@ APART = {
 
 
 def command_of(case: str) -> str:
-    """The command of a case, whose name goes on with options or a comma."""
-    return re.split(" --|,", case)[0]
+    """The command of a case, whose name goes on with options or a comma; points are in SQL."""
+    return "sql" if case.startswith("points") else re.split(" --|,", case)[0]
 
 
 def every_command(option: str | None = None) -> set[str]:

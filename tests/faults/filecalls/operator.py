@@ -17,7 +17,7 @@ from tests.faults.filecalls.server import Ended
 #: Commands that one message may lead to, one after the other.
 _STEPS = 6
 #: Commands that show what is there: after them nothing is left to do.
-_SHOWS = {"plan", "show", "info", "budget", "check"}
+_SHOWS = {"plan", "show", "info", "SELECT * FROM dpstream.budget", "check"}
 _COMMAND = re.compile(r"`dpstream ([^`]+)`")
 _AGAIN = re.compile(r"\b(?:run|type|ask|try)\b[^;.]*\bagain\b|run the same command")
 _ANOTHER = re.compile(r"another (?:name|path|folder)|a new (?:name|folder|one)")

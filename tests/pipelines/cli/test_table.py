@@ -318,8 +318,8 @@ def test_a_question_is_charged_once(tmp_path: Path) -> None:
     assert again.stdout == first.stdout and "first answered" in again.stderr
     assert answer_of(table, RICH)["charged"] is False
     assert answer_of(table, RICH, "--fresh")["charged"]
-    refusal = failed(3, ask_sql(table, RICH.replace("0.5", "0.25")))
-    assert "0 left where epsilon >= 1 AND epsilon < 1.25" in refusal
+    refusal = failed(3, ask_sql(table, RICH.replace("0.5", "0.75")))
+    assert "0 left where epsilon >= 1 AND epsilon < 1.75" in refusal
     dropped = answer_of(table, "epsilon = 0.25, drop = TRUE | COUNT(*) AS n | epsilon >= 1")
     assert dropped["charged"] and len(dropped["rows"]) == 1
 

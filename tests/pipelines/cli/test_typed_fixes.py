@@ -437,14 +437,14 @@ def test_a_sessions_folder_that_is_damaged(
     monkeypatch.chdir(tmp_path)
     table = sessions.loaded(tmp_path)
     ask = "epsilon = {} | COUNT(*) AS n | epsilon >= 1".format
-    sessions.answer_of(table, ask(0.5))
+    sessions.answer_of(table, ask(0.2))
     [folder] = [path for path in tmp_path.iterdir() if path.suffix == ".table"]
     for path in folder.glob(pattern):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-    refusal = sessions.failed(4, sessions.ask_sql(table, ask(0.25)))
+    refusal = sessions.failed(4, sessions.ask_sql(table, ask(0.4)))
     assert "move it away" in refusal and commands_of(refusal) == [["table", "init", "TABLE"]]
     sessions.failed(3, sessions.called("init", *table))
     folder.rename(tmp_path / "away")
     assert sessions.called("init", *table).exit_code == 0
-    sessions.answer_of(table, ask(0.25))
+    sessions.answer_of(table, ask(0.4))
     assert "left" in sessions.failed(3, sessions.ask_sql(table, ask(1.5)))
