@@ -229,11 +229,12 @@ def _exact(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_epsilon(rows: list[dict[str, Any]]) -> list[str]:
-    lines = list[str]()
-    for row in rows:
-        noise = ", ".join(f"{name} ±{human(sd)}" for name, sd in row["sd"].items())
-        lines.append(f"{row['epsilon']:<8.4g} {noise}")
-    return labelled("Epsilon", "noise (sd) at a window's end with", *lines) if lines else []
+    """Return one line for each column."""
+    lines = []
+    for name in rows[0]["sd"] if rows else ():
+        noise = ", ".join(f"±{human(row['sd'][name])} at {up(row['epsilon'])}" for row in rows)
+        lines.append(f"{name} {noise}")
+    return labelled("Epsilon", *lines) if lines else []
 
 
 def _shares(shares: dict[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ def _by_epsilon(rows: Sequence[dict[str, Any]]) -> list[str]:
             for column in row["columns"]
             for part in column["parts"]
         ]
-        lines.append(f"{row['epsilon']:<8.4g} {'; '.join(cells)}")
+        lines.append(f"{up(row['epsilon']):<8} {'; '.join(cells)}")
     return labelled("Epsilon", *lines) if lines else []
 
 

@@ -29,7 +29,7 @@ from dpstream.accounting.errors import DpstreamError
 from dpstream.accounting.query.families import outlook
 from dpstream.accounting.query.grids import Gridded
 from dpstream.pipelines.ask.acceptance import room_of
-from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of
+from dpstream.pipelines.sql.query_plan import Question, named_tables, question_of, tables_read
 from dpstream.pipelines.sql.receipt import MARK, PARTS, Header, read
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.pipelines.statements.canonical import function_text, group_text, sql
@@ -62,7 +62,7 @@ class CoveringAnswers:
         """Rows and groups, then rows alone."""
         select, catalog = self._question.select, self._catalog
         source = _unlisted(self._question)
-        tables = sorted(named_tables([source], catalog))
+        tables = sorted(tables_read(select, catalog))
         places, contents = list[bytes](), list[bytes]()
         for name in tables:
             if catalog.tables[name].unit is None:

@@ -174,7 +174,6 @@ NEEDS = (
     ("dpstream run daily --runner=DataflowRunner --gcp-project=p --region=r "
      "--temp_location=gs://b/f --sdk_container_image=i", "dataflow"),
     ("python -c 'import dpstream; dpstream.connect'", "sql"),
-    ("python -c 'import dpstream; dpstream.Session'", "sql"),
     ("python answer.py", "pandas"),
 )  # fmt: skip
 ANSWER = """

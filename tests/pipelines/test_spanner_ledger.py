@@ -217,7 +217,7 @@ def test_a_session(tmp_path: Path, url: str, refused: Refused) -> None:
         assert other.where("epsilon >= 1").count(0.5).receipt == first.receipt
         allotment = other.where("epsilon >= 1").as_pinq(0.5)
         assert allotment.count(0.5).charged and allotment.left == 0
-        refused(lambda: mine.where("epsilon >= 1").count(0.25))
+        refused(lambda: mine.where("epsilon >= 1").count(0.75))
         assert close_before(mine.open_table, "b", "5")
         refused(lambda: other.where("b < 5 AND epsilon = 2").count(0.1))
     assert [charge.kind for charge in charges(url)] == ["session"] * 4

@@ -73,7 +73,7 @@ def session(folder: Path) -> System:
     ask = ("sql", *table[1:], f"{text.format(0.1)} WHERE epsilon >= 0.5")
 
     def narrow() -> None:
-        narrowing = f"{text.format(0.45)} WHERE epsilon >= 0.5"
+        narrowing = f"{text.format(0.45)} WHERE epsilon >= 0.5 AND b >= 0"
         assert call("sql", *table[1:], narrowing).exit_code == 0
 
     return System((*ask, "--explain"), ask, ask, ask, narrow)
