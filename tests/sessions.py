@@ -1,8 +1,9 @@
 """Tables of records with budgets for tests: small spaces, records as coordinates, costs."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,23 +11,23 @@ import pytest
 
 from dpstream.accounting.arrays import Bool, Ids, Int64
 from dpstream.accounting.regions.space import Budget, Category, Integer, Real, Space
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    Axis,
-    Cells,
-    Question,
-    average,
-    median,
-    quantiles,
-    sum_of,
-)
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Axis, Cells, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.oneshot import OneShot
 from dpstream.dp_transforms.session import Noisy, Totals, tallied
 
 RUN = "5a" * 16
+sum_of, average = partial(Aggregate, "sum"), partial(Aggregate, "average")
 #: Digest of law and name, scale, items.
 Draws = list[tuple[bytes, float, Ids]]
+
+
+def quantiles(column: str, at: Sequence[float], label: str = "") -> Aggregate:
+    return Aggregate("quantiles", column, tuple(map(float, at)), label=label)
+
+
+def median(column: str) -> Aggregate:
+    return quantiles(column, (0.5,), f"median_{column}")
 
 
 def space() -> Space:

@@ -1,8 +1,8 @@
 """Conditions on points, and the disjoint boxes where they are true.
 
-A condition is represented by the points where it is TRUE: negation is moved into comparisons before
-(`selection`), so that SQL's third value needs no representation.  A condition on consumption is a
-function of what was spent, which is given when its boxes are computed: under the lock of the
+A condition is represented by the points where it is TRUE.  Whoever reads a condition moves negation
+into its comparisons, so that SQL's third value needs no representation.  A condition on consumption
+is a function of what was spent, which is given when its boxes are computed: under the lock of the
 charge.
 
 A coordinate of an integer, a category or an initial budget stands for one value, so that every
@@ -64,13 +64,13 @@ class Within(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The condition that a point's spent or left budget is in some ranges of millionths.
+    """The condition that a point's spent or remaining budget is in some ranges of millionths.
 
     What is left of its initial budget is never below 0.
     """
 
     kind: BudgetKind
-    left: bool
+    remaining: bool
     ranges: Ranges
 
 
@@ -103,8 +103,8 @@ def canonical(condition: Condition) -> str:
     match condition:
         case Within(place=place, ranges=ranges):
             return f"coordinate {place} in {_text(ranges)}"
-        case Level(kind=kind, left=left, ranges=ranges):
-            return f"{kind} {'left' if left else 'spent'} in {_text(ranges)}"
+        case Level(kind=kind, remaining=remaining, ranges=ranges):
+            return f"{kind} {'left' if remaining else 'spent'} in {_text(ranges)}"
         case AllOf(parts=parts):
             return f"all of ({', '.join(sorted(map(canonical, parts)))})"
         case AnyOf(parts=parts):
@@ -198,7 +198,7 @@ def _ranged(space: Space, place: int, ranges: Ranges) -> Int64:
 
 def _levelled(level: Level, spent: Spent) -> Int64:
     """Return regions by what they spent; for the remaining budget, cut by initial budgets."""
-    if not level.left:
+    if not level.remaining:
         good = np.zeros(len(spent.amounts), np.bool_)
         for low, high in level.ranges:
             good |= (spent.amounts >= low) & (spent.amounts < high)
@@ -291,7 +291,7 @@ def true_at(dimension: Dimension, sign: str, value: Value) -> Ranges:
     if isinstance(dimension, Category):
         return _of_codes(dimension, sign, str(value))
     if isinstance(value, str):
-        raise InvariantError("not isinstance(value, str)")
+        raise InvariantError("only a category is compared with a text")
     # A cut that the comparison does not need is not looked for: it may not exist.
     below = _below(dimension, value) if sign not in {"<=", ">"} else 0
     within = _through(dimension, value) if sign not in {"<", ">="} else 0
@@ -336,7 +336,7 @@ def _through(dimension: Dimension, value: Fraction | int) -> int:
     if isinstance(dimension, Integer):
         return dimension.edge(floor(value) + 1)
     if not isinstance(dimension, Real | Timestamp):
-        raise InvariantError("isinstance(dimension, Real | Timestamp)")
+        raise InvariantError("the dimension is of numbers or instants")
     if isinstance(dimension, Timestamp) and dimension.step == 1:
         return dimension.edge(floor(value) + 1)
     low, high = (

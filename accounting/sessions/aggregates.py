@@ -325,26 +325,6 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 COUNT = Aggregate("count")
 
 
-def sum_of(column: str) -> Aggregate:
-    """Return the sum of a column."""
-    return Aggregate("sum", column)
-
-
-def average(column: str) -> Aggregate:
-    """Return the average of a column, of the records that have a value."""
-    return Aggregate("average", column)
-
-
-def quantiles(column: str, at: Sequence[float]) -> Aggregate:
-    """Return several quantiles of a column, all for one price."""
-    return Aggregate("quantiles", column, tuple(map(float, at)))
-
-
-def median(column: str) -> Aggregate:
-    """Return the median of a column."""
-    return Aggregate("quantiles", column, (0.5,), label=f"median_{column}")
-
-
 class Leaves(NamedTuple):
     """The leaves of a column's tree: coordinate c is in leaf (c - low) * size // width.
 

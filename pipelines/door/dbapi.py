@@ -7,8 +7,7 @@
 
 A statement takes no parameters (every literal of it is public, and part of the question), and there
 are no transactions: ``execute`` charges and commits an answer.  A statement that begins with
-EXPLAIN
-returns its plan, reads no data and costs nothing.
+EXPLAIN returns its plan, reads no data and costs nothing.
 """
 
 from collections.abc import Iterator, Sequence

@@ -149,14 +149,13 @@ class Door(Closing):
         """Return the table of points that a statement, or a view in it, reads."""
         for before, token in itertools.pairwise(tokens):
             name = str(token.text).lower()
-            reads = before.token_type in (TokenType.FROM, TokenType.JOIN)
-            if reads and name in self._tables:
-                return name
-            inner = (
-                self._named(tokens_of(self._views[name])) if reads & (name in self._views) else ""
-            )
-            if inner:
-                return inner
+            if before.token_type not in (TokenType.FROM, TokenType.JOIN):
+                continue
+            view = self._views.get(name)
+            table = name if name in self._tables else ""
+            table = table or ("" if view is None else self._named(tokens_of(view)))
+            if table:
+                return table
         return ""
 
     def check(self, route: Route) -> None:

@@ -45,7 +45,7 @@ def with_account(project: Project, table: str | None) -> tuple[Config, bool]:
     place = config.account
     if place.id:
         return config, False
-    refuse_table(config.folder, config.named)
+    refuse_table(config.folder, config.option)
     if ledger_exists(place.path):
         id_ = _id_of_records(place)
     else:

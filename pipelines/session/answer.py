@@ -156,11 +156,11 @@ def _allotment(open_table: OpenTable, name: str, answer: Answer) -> SqlAnswer:
     header = header_of(answer.receipt, Header)
     paid = header.points.question if header.points else None
     made = open_table.allotments().get(name)
-    left = 0 if made is None else open_table.account.left_of(made[0])
+    remaining = 0 if made is None else open_table.account.left_of(made[0])
     columns = {
         "allotment": [name],
         "kind": [paid and paid.kind],
         "amount": [0 if paid is None else paid.amount / MICRO],
-        "left": [left / MICRO],
+        "left": [remaining / MICRO],
     }
     return presented(answer, header, pa.table(columns), {}, open_table.insecure, {})

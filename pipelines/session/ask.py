@@ -199,7 +199,8 @@ class AllotmentQuestion:
             raise PolicyError(
                 "allotment",
                 f"{self.name!r} is there already, of other points or another amount",
-                f"choose another name, or write DROP ALLOTMENT {self.name} ON the table first",
+                f"choose another name, or write DROP ALLOTMENT {self.name} ON "
+                f"{self.open_table.config.name} first",
             )
 
     def decide(self, run_id: str, account: History) -> Decision:
@@ -241,10 +242,10 @@ class DroppedAllotment:
     def decide(self, run_id: str, account: History) -> Decision:
         """Return the draw with its receipt."""
         region, analyst = self.open_table.account, self.open_table.analyst
-        left = region.left_of(self.run_id)
-        terms = (self.run_id, self.paid.budget, left, analyst, lambda _, read: read, run_id)
+        remaining = region.left_of(self.run_id)
+        terms = (self.run_id, self.paid.budget, remaining, analyst, lambda _, read: read, run_id)
         charge = region.decide_draw(*terms)  # type: ignore[arg-type]
-        order = Order(self.paid.budget, left, analyst, lambda _: self.paid.read)  # type: ignore[arg-type]
+        order = Order(self.paid.budget, remaining, analyst, lambda _: self.paid.read)  # type: ignore[arg-type]
         return Decision(charge, _named(self.open_table, charge, order, self.name, self.run_id))
 
     def stamp(self) -> object:

@@ -138,9 +138,9 @@ class Config:
     base: Path
 
     @property
-    def named(self) -> str:
-        """Return how commands name the table."""
-        return self.name + project_option(self.base / PROJECT_FILE)
+    def option(self) -> str:
+        """The option of commands that names the project file; empty in its own folder."""
+        return project_option(self.base / PROJECT_FILE)
 
     @property
     def snapshot(self) -> Path:

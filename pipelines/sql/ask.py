@@ -33,7 +33,7 @@ from dpstream.pipelines.ask.acceptance import room_of
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.formats.receipt import answered_now, encoded
 from dpstream.pipelines.runners.bounded import Runner
-from dpstream.pipelines.sql.covering import CoveringAnswers, figures_for
+from dpstream.pipelines.sql.covering import StatementIdentity, figures_for
 from dpstream.pipelines.sql.query_plan import (
     Question,
     named_tables,
@@ -61,7 +61,7 @@ from dpstream.pipelines.sql.stage import (
 from dpstream.pipelines.sql.work import typed_public
 from dpstream.pipelines.tables.catalog import Catalog
 from dpstream.pipelines.tables.engine import Engine, contents_of
-from dpstream.pipelines.tables.files import place_of, stamps, table_parts
+from dpstream.pipelines.tables.files import stamps, table_parts
 from dpstream.pipelines.tables.registration import require_fitting, require_registered
 from dpstream.state.ledger.contract import Answer, AnswerLog, Decision
 from dpstream.state.ledger.events import Charge, ChargeKind
@@ -70,10 +70,11 @@ from dpstream.state.ledger.open import open_ledger
 from dpstream.state.locks import sweep
 
 
-class StatementQuestion:
+class StatementQuestion(StatementIdentity):
     """A statement about a catalog's tables, for `ask.sequence`.
 
     Args:
+        account: see `covering.StatementIdentity`.
         source: the reference to the secret; ``keys`` of ``draw`` belong to it.
         shards: number of shards of units; no released byte depends on it (default: by the size of
             the files).
@@ -88,8 +89,10 @@ class StatementQuestion:
         source: SecretSource,
         shards: int | None = None,
         runner: Runner | None = None,
+        account: Callable[[], History] | None = None,
     ) -> None:
-        self._question, self._catalog, self._source = question, catalog, source
+        super().__init__(question, catalog, account)
+        self._source = source
         self.kind: ChargeKind = question.kind
         self._shards, self._runner = shards, runner
         self._tables = inputs_of(question, catalog)
@@ -98,10 +101,10 @@ class StatementQuestion:
         self._checked: object = None
 
     @functools.cached_property
-    def identity(self) -> Sequence[bytes]:
-        """The parts that identify the statement; ``draw`` refuses a public table that changed."""
+    def inputs(self) -> Sequence[bytes]:
+        """Places and contents of its tables; ``draw`` refuses a public table that changed."""
         self._digested = self._public_state()
-        return identity_of(self._question, self._catalog)
+        return super().inputs
 
     def check(self, ring: KeyRing) -> None:
         """Run the rewritten statement on tables without rows; see `ask.question.Question`.
@@ -203,30 +206,15 @@ def ask_each(
             if question.parts:
                 check(question, catalog)  # as a whole, before a part of it is charged
             parts = [
-                (
-                    StatementQuestion(part, catalog, source, shards, runner),
-                    CoveringAnswers(part, catalog, ledger.history),
-                )
+                StatementQuestion(part, catalog, source, shards, runner, ledger.history)
                 for part in question.singles
             ]
-            answers = sequence.answered_together(parts, ledger, keys, how)
+            answers = sequence.answered_together(
+                [(part, part) for part in parts], ledger, keys, how
+            )
             show(_presented(question, catalog, answers, insecure))
             run_ids |= {answer.run_id for answer in answers}
         AnswerLog(ledger, question.kind).deliver(run_ids)
-
-
-def identity_of(question: Question, catalog: Catalog) -> list[bytes]:
-    """Return the parts that identify a statement; see the module.
-
-    Raises:
-        DpstreamError: a public table that is read before the noise cannot be read.
-    """
-    tables = sorted(tables_read(question.select, catalog))
-    private = (name for name in tables if catalog.tables[name].unit is not None)
-    places = (place_of(catalog.tables[name], catalog.folder) for name in private)
-    public = _public_before_noise(question, catalog)
-    contents = (part for name in public for part in contents_of(catalog, name))
-    return [question.digest.encode(), *places, *contents]
 
 
 def _presented(

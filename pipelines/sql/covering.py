@@ -1,6 +1,6 @@
 """What stored answers tell about a statement: the same figures, and what can be computed from them.
 
-**The same figures** (`CoveringAnswers.covers`) are given at no charge.  Rows (relation, unit, its
+**The same figures** (`StatementIdentity.covers`) are given at no charge.  Rows (relation, unit, its
 files, look-ups, ``as_of``), groups, limits of groups and rows, the rule that selects groups,
 functions and their bounds are those of the statement, and the plan alone says that each interval is
 no wider and each threshold no higher, in the family of noise that the account would choose now.  So
@@ -40,12 +40,12 @@ from dpstream.pipelines.tables.files import place_of
 from dpstream.state.ledger.events import Charge
 from dpstream.state.ledger.history import History
 
-#: Relative slack of two intervals that are computed on different ways.
+#: Relative slack of two intervals that are computed in different ways.
 _SLACK = 1e-9
 
 
-class CoveringAnswers:
-    """The stored answers that have the figures of a statement, for `ask.question.Covering`.
+class StatementIdentity:
+    """What identifies a statement, and which stored answers have its figures.
 
     Args:
         account: the charges by which a family of noise would be chosen now; ``None``: it is that
@@ -58,19 +58,27 @@ class CoveringAnswers:
         self._question, self._catalog, self._account = question, catalog, account
 
     @functools.cached_property
+    def inputs(self) -> Sequence[bytes]:
+        """Places and contents of the tables that are read before the noise."""
+        catalog = self._catalog
+        names = sorted(tables_read(self._question.select, catalog))
+        tables = [catalog.tables[name] for name in names]
+        places = [place_of(table, catalog.folder) for table in tables if table.unit is not None]
+        public = (table.name for table in tables if table.unit is None)
+        return [*places, *(part for name in public for part in contents_of(catalog, name))]
+
+    @property
+    def identity(self) -> Sequence[bytes]:
+        """The question, and its inputs; see `ask.question.Question`."""
+        return [self._question.digest.encode(), *self.inputs]
+
+    @functools.cached_property
     def families(self) -> Sequence[Sequence[bytes]]:
-        """Rows and groups, then rows alone."""
-        select, catalog = self._question.select, self._catalog
-        source = _unlisted(self._question)
-        tables = sorted(tables_read(select, catalog))
-        places, contents = list[bytes](), list[bytes]()
-        for name in tables:
-            if catalog.tables[name].unit is None:
-                contents += contents_of(catalog, name)
-            else:
-                places.append(place_of(catalog.tables[name], catalog.folder))
-        texts = sql(source), sql(select.unit), catalog.digest(set(tables))
-        rows = [msgspec.json.encode(texts), *places, *contents]
+        """Rows and groups, then rows alone; see `ask.question.Covering`."""
+        select = self._question.select
+        tables = self._catalog.digest(tables_read(select, self._catalog))
+        texts = sql(_unlisted(self._question)), sql(select.unit), tables
+        rows = [msgspec.json.encode(texts), *self.inputs]
         groups = [group_text(group) for group in select.groups]
         shape = msgspec.json.encode((groups, select.public is None))
         return [[*rows, shape], rows]
@@ -108,13 +116,14 @@ def stored_question(
 
 
 def _covers(stored: Question, question: Question, catalog: Catalog, receipt: bytes) -> bool:
-    if _rules(stored) != _rules(question) or _functions(stored, question) is None:
+    functions = _functions(stored, question)
+    if _rules(stored) != _rules(question) or functions is None:
         return False
-    least, most = _noise(stored.gridded), _noise(question.gridded)
-    for name, mine in (_functions(stored, question) or {}).items():
-        if not least[_column(stored, mine)].within(most[_column(question, name)]):
-            return False
-    if not all(map(_no_higher, least[""].figures, most[""].figures)):
+    least, low = _noise(stored.gridded)
+    most, high = _noise(question.gridded)
+    columns = ((_column(stored, mine), _column(question, name)) for name, mine in functions.items())
+    exact = all(least[mine].within(most[name]) for mine, name in columns)
+    if not exact or not all(map(_no_higher, low, high)):
         return False
     return question.select.public is None or _lists(question, stored, catalog, receipt)
 
@@ -130,9 +139,8 @@ def _functions(stored: Question, question: Question) -> dict[str, str] | None:
     """Return the stored function of each asked one; ``None`` if one is not stored."""
     by_text = {function_text(f): f.name for f in stored.select.functions}
     names = {f.name: by_text.get(function_text(f)) for f in question.select.functions}
-    return (
-        {n: mine for n, mine in names.items() if mine is not None} if all(names.values()) else None
-    )
+    complete = {name: mine for name, mine in names.items() if mine is not None}
+    return complete if len(complete) == len(names) else None
 
 
 def _column(question: Question, function: str) -> str:
@@ -140,7 +148,7 @@ def _column(question: Question, function: str) -> str:
 
 
 class _Noise(NamedTuple):
-    """Figures of the noise of a column, or of the thresholds, and what multiplies them."""
+    """Figures of the noise of a column, and what multiplies them."""
 
     figures: tuple[float, ...]
     factors: tuple[object, ...]
@@ -154,17 +162,16 @@ def _no_higher(mine: float, other: float) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _noise(option: Gridded) -> dict[str, _Noise]:
-    """Return the noise of each column by its name, and the thresholds under an empty name."""
+def _noise(option: Gridded) -> tuple[dict[str, _Noise], tuple[float, ...]]:
+    """Return the noise of each column by its name, and the figures of the thresholds."""
     columns, selections = outlook(option)
-    out = dict[str, _Noise]()
+    noises = dict[str, _Noise]()
     for column in columns:
         figures = [part[figure] for part in column["parts"] for figure in ("sd", "within")]
         null_below = column["null_below"] or 0.0
         factors = [(part["what"], part["times"]) for part in column["parts"]]
-        out[column["name"]] = _Noise((*figures, null_below), (column["kind"], *factors))
-    thresholds = tuple(value for one in selections for value in one.values())
-    return out | {"": _Noise(thresholds, ())}
+        noises[column["name"]] = _Noise((*figures, null_below), (column["kind"], *factors))
+    return noises, tuple(value for one in selections for value in one.values())
 
 
 def _unlisted(question: Question) -> exp.Expr:
@@ -181,7 +188,8 @@ def _unlisted(question: Question) -> exp.Expr:
 
 def _lists(question: Question, stored: Question, catalog: Catalog, receipt: bytes) -> bool:
     """Return whether the listed groups are stored, and no unit was cut if they are fewer."""
-    groups, listed = _groups_of(receipt, question), _listed(question, catalog)
+    names = [group.name for group in question.select.groups]
+    groups, listed = _tuples(read(receipt)[1].select(names)), _listed(question, catalog)
     if listed == groups:
         return True
     return listed < groups and len(groups) <= stored.select.options.groups
@@ -192,10 +200,6 @@ def _listed(question: Question, catalog: Catalog) -> set[tuple[Any, ...]]:
     public = typed_public(question.select)
     with Engine(catalog, named_tables([public], catalog), ordered=True) as engine:
         return _tuples(engine.run(public))
-
-
-def _groups_of(receipt: bytes, question: Question) -> set[tuple[Any, ...]]:
-    return _tuples(read(receipt)[1].select([group.name for group in question.select.groups]))
 
 
 def _tuples(table: pa.Table) -> set[tuple[Any, ...]]:

@@ -28,8 +28,8 @@ from dpstream.pipelines.ask.acceptance import (
 )
 from dpstream.pipelines.ask.question import ONCE, Asking
 from dpstream.pipelines.ask.sequence import keys_of
-from dpstream.pipelines.sql.ask import identity_of, inputs_of
-from dpstream.pipelines.sql.covering import CoveringAnswers, Offer, offers
+from dpstream.pipelines.sql.ask import inputs_of
+from dpstream.pipelines.sql.covering import Offer, StatementIdentity, offers
 from dpstream.pipelines.sql.query_plan import Question, question_of, stage_one, tables_read
 from dpstream.pipelines.statements.allowed import tokens_of
 from dpstream.pipelines.statements.errors import position_in
@@ -178,20 +178,17 @@ def _decided(questions: Sequence[Question], catalog: Catalog, how: Asking) -> li
 
 
 def _request(question: Question, charge: Charge, catalog: Catalog, as_of: str) -> Request:
-    covering = CoveringAnswers(question, catalog)
-    return request_for(
-        charge, lambda: identity_of(question, catalog), catalog.secret, as_of, covering
-    )
+    statement = StatementIdentity(question, catalog)
+    return request_for(charge, lambda: statement.identity, catalog.secret, as_of, statement)
 
 
 def _offers(question: Question, catalog: Catalog, as_of: str) -> list[Offer]:
-    covering = CoveringAnswers(question, catalog)
+    statement = StatementIdentity(question, catalog)
     with contextlib.suppress(DpstreamError):  # which is the refusal of `explain`
         account = read_history(catalog.ledger)
         if account.charges:
-            identity = identity_of(question, catalog)
             with catalog.secret.ring() as ring:
-                keys = keys_of(question.kind, identity, ring, as_of, covering)
+                keys = keys_of(question.kind, statement.identity, ring, as_of, statement)
             with contextlib.closing(open_ledger(catalog.ledger, looking=True)) as ledger:
                 answers = AnswerLog(ledger, question.kind).alike(keys.families[1])
             return list(offers(question, catalog, answers))[-_MOST_OFFERS:]

@@ -110,10 +110,11 @@ class SessionRefusedError(PolicyError):
 
     Args:
         enough: a condition on initial budgets; empty if there is none.
-        allot: whether an allotment is refused, which leaves no points out.
+        allot: of an allotment, which leaves no points out, the condition on what points have left
+            under which it would be accepted; empty for a question.
     """
 
-    def __init__(self, decision: Decision, enough: str = "", allot: bool = False) -> None:
+    def __init__(self, decision: Decision, enough: str = "", allot: str = "") -> None:
         self.decision, self.enough, self.allot = decision, enough, allot
         if len(decision.boxes):
             boxes = f"{len(decision.lacking)} box{'es' * (len(decision.lacking) != 1)}"
@@ -122,7 +123,11 @@ class SessionRefusedError(PolicyError):
                 f"ask for at most {down(decision.largest / MICRO, 10)}" * (decision.largest > 0),
                 f"ask only points with enough (WHERE {enough}, and what else is asked)"
                 * bool(enough),
-                ("allot those WHERE remaining_epsilon is enough" if allot else _DROP)
+                (
+                    f"allot points that have it (WHERE {allot}, and what else is asked)"
+                    if allot
+                    else _DROP
+                )
                 * (points(decision.lacking) < points(decision.boxes)),
             ]
             fix = ", or ".join(way for way in ways if way) or _NOTHING_LEFT
@@ -154,11 +159,16 @@ def enough_of(space: Space, kind: BudgetKind, decision: Decision) -> str:
 
 
 def refusal_of(
-    space: Space, kind: BudgetKind, decision: Decision, allot: bool = False
+    space: Space, kind: BudgetKind, decision: Decision, allotted: int = 0
 ) -> SessionRefusedError | None:
-    """Return the error of a refused query, asked or planned; ``None``: it is accepted."""
+    """Return the error of a refused query, asked or planned; ``None``: it is accepted.
+
+    Args:
+        allotted: of an allotment its millionths for each point; 0 for a question.
+    """
     if decision.accepted:
         return None
+    allot = f"remaining_{kind} >= {down(allotted / MICRO, 10)}" if allotted else ""
     return SessionRefusedError(decision, enough_of(space, kind, decision), allot)
 
 

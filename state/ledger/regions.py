@@ -215,7 +215,7 @@ class RegionAccount:
         """
         state, at = self._prepared(order), self._instant()
         decision, read = planned(order, state, self.rules, at)
-        refusal = refusal_of(self.table.space, order.kind, decision, order.allot)
+        refusal = refusal_of(self.table.space, order.kind, decision, order.amount * order.allot)
         if refusal is not None:
             raise refusal
         given = order.kind, order.amount, decision.charged, read, order.analyst, at

@@ -42,14 +42,7 @@ import pyarrow.parquet as pq
 from dpstream.accounting.arrays import Float64
 from dpstream.accounting.plan.unit import UnitIdentity
 from dpstream.accounting.regions.amounts import charge_of
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    Aggregate,
-    Cells,
-    Question,
-    average,
-    median,
-)
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Cells, Question
 from dpstream.dp_transforms.session import answered
 from dpstream.pipelines.session.ask import order_of
 from dpstream.pipelines.session.config import load_config
@@ -64,6 +57,7 @@ from dpstream.state.ledger.orders import Order
 from tests import accounts
 from tests.bench.common import emit, machine
 from tests.pipelines.session.statements import Session
+from tests.sessions import average, median
 
 #: Values of each dimension, from 0.
 SIZES = {

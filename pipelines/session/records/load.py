@@ -110,7 +110,7 @@ def init(config: Config) -> Loaded:
     """
     files = files_of(config.records, f"table.{config.name}.path")
     with contextlib.closing(open_ledger(config.account)) as ledger, writing(config.folder):
-        refuse_table(config.folder, config.named)
+        refuse_table(config.folder, config.option)
         RegionAccount(ledger, config.table)  # refuses an account of another table
         key = None if config.record_id is None else secrets.token_bytes(32)
         id_type = None if config.record_id is None else config.record_id.type

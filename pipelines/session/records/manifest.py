@@ -128,11 +128,11 @@ def commit(folder: Path, manifest: Manifest) -> None:
         draft.write_bytes(text + b"\n" + digest(text).encode())
 
 
-def refuse_table(folder: Path, named: str) -> None:
+def refuse_table(folder: Path, option: str) -> None:
     """Refuse to make a table in a folder that holds one.
 
     Args:
-        named: how the table is named in commands.
+        option: names the project file in a command, if that is needed.
 
     Raises:
         PolicyError: the folder holds a table.
@@ -141,7 +141,8 @@ def refuse_table(folder: Path, named: str) -> None:
         raise PolicyError(
             "table.coordinates",
             "holds a table already",
-            'type `dpstream sql "SELECT * FROM dpstream.budget"`, which shows what it has left; '
+            f'type `dpstream sql "SELECT * FROM dpstream.budget"{option}`, which shows what it has '
+            "left; "
             "change it in the data set that it was made with",
         )
 

@@ -77,9 +77,9 @@ def truth(condition: Condition) -> np.ndarray:
     match condition:
         case Within(place=place, ranges=ranges):
             return inside(POINTS[:, place], ranges)
-        case Level(left=left, ranges=ranges):
+        case Level(remaining=remaining, ranges=ranges):
             spent = amounts()
-            return inside(np.maximum(POINTS[:, 2] * 3 - spent, 0) if left else spent, ranges)
+            return inside(np.maximum(POINTS[:, 2] * 3 - spent, 0) if remaining else spent, ranges)
         case AllOf(parts=parts):
             return np.logical_and.reduce([np.ones(len(POINTS), bool), *map(truth, parts)])
         case AnyOf(parts=parts):

@@ -36,13 +36,9 @@ from dpstream.accounting.sessions.aggregates import (
     Cells,
     Question,
     along,
-    average,
     canonical,
     leaves_of,
     line_of,
-    median,
-    quantiles,
-    sum_of,
     tree_column,
 )
 from dpstream.accounting.sessions.calibration import calibrated, expected, scale_of
@@ -55,7 +51,17 @@ from dpstream.accounting.sessions.table import (
     quota_of,
 )
 from tests.golden.refusals import Refused
-from tests.sessions import QUESTIONS, SHAPES, boxes_of, points, space
+from tests.sessions import (
+    QUESTIONS,
+    SHAPES,
+    average,
+    boxes_of,
+    median,
+    points,
+    quantiles,
+    space,
+    sum_of,
+)
 
 SPACE = space()
 

@@ -20,7 +20,7 @@ from dpstream.accounting.query.bounds import BoundsDesign
 from dpstream.accounting.query.calibration import allocate_query
 from dpstream.accounting.query.plan import QueryColumn
 from dpstream.accounting.regions.space import Budget, Integer, Space
-from dpstream.accounting.sessions.aggregates import Axis, Cells, Question, sum_of
+from dpstream.accounting.sessions.aggregates import Axis, Cells, Question
 from dpstream.accounting.strategies.cells.bases import Even, reduced
 from dpstream.accounting.strategies.cells.products import LatticeStrategy
 from dpstream.accounting.tuning.question import Histogram, encoder_matrix
@@ -40,6 +40,7 @@ from dpstream.pipelines.workload import lattice
 from tests.fixed import held_noise
 from tests.golden.refusals import Refused
 from tests.queries import QUANTILES, RUN, generated, query, stage_one
+from tests.sessions import sum_of
 
 KEY = bytes(range(32))
 

@@ -19,20 +19,12 @@ from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.space import Budget, Integer, Space
 from dpstream.accounting.regions.spent import Decision, Own, Spent, charge, decide, untouched
 from dpstream.accounting.sessions import calibration
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    Aggregate,
-    Axis,
-    Cells,
-    Question,
-    average,
-    sum_of,
-)
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Axis, Cells, Question
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.session import measured
 from tests.fixed import INPUTS
-from tests.sessions import RUN, Records, points, without_noise
+from tests.sessions import RUN, Records, average, points, sum_of, without_noise
 
 #: Values 0 to 2 and missing ones; initial budgets 0, 1/2 and 1.
 SPACE = Space((Integer(name="v", low=0, high=3, missing="point"),

@@ -28,10 +28,6 @@ from dpstream.accounting.sessions.aggregates import (
     Needs,
     Question,
     Ranges,
-    average,
-    median,
-    quantiles,
-    sum_of,
 )
 from dpstream.accounting.sessions.calibration import calibrated
 from dpstream.dp_transforms.batches import ArrowBatchCoder
@@ -58,11 +54,15 @@ from tests.sessions import (
     SHAPES,
     Draws,
     Records,
+    average,
     boxes_of,
     cost,
+    median,
     points,
+    quantiles,
     random_records,
     space,
+    sum_of,
     without_noise,
 )  # fmt: skip
 

@@ -9,16 +9,7 @@ import pytest
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    Axis,
-    Cells,
-    Needs,
-    Question,
-    average,
-    quantiles,
-    sum_of,
-)
+from dpstream.accounting.sessions.aggregates import COUNT, Axis, Cells, Needs, Question
 from dpstream.accounting.sessions.table import SessionTable
 from dpstream.dp_transforms.noise.prf import KeyRing
 from dpstream.dp_transforms.noise.secret_source import SecretSource
@@ -28,6 +19,7 @@ from dpstream.pipelines.session.records.manifest import read_manifest
 from dpstream.pipelines.session.records.parts import read_part
 from dpstream.pipelines.session.records.scan import Scan
 from tests.pipelines.session.tables import config_at, rides, write
+from tests.sessions import average, quantiles, sum_of
 
 KEY, RUN = bytes(range(7, 39)).hex(), "5a" * 16
 CELLS = Cells((Axis("vendor", (0, 1, 2, 3, 4)), Axis("hour", (0, 5, 6, 20, 23))))

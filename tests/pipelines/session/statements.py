@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dpstream.accounting.arrays import Int64
 from dpstream.accounting.regions.space import Integer, Space
-from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, average, quantiles, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.door.route import Door
 from dpstream.pipelines.project.project import load_project
@@ -29,6 +29,7 @@ from dpstream.pipelines.session.union import Union, assembled
 from dpstream.pipelines.sql.receipt import SqlAnswer
 from dpstream.state.connecting import Closing
 from dpstream.state.ledger.orders import Planned
+from tests.sessions import average, quantiles, sum_of
 
 _CALLS = {"count": "COUNT(*)", "sum": "SUM({})", "average": "AVG({})"}
 By = Mapping[str, Sequence[Any] | int | None]

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.sessions.aggregates import COUNT, average, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.pipelines.session.union import Part, assembled, joined
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
 from tests.pipelines.session.statements import Session
+from tests.sessions import average, sum_of
 
 
 def test_parts_of_batches_and_questions_are_added_up(session: Session) -> None:

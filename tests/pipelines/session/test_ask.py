@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpstream.accounting.errors import PolicyError, RunError, UsageError
-from dpstream.accounting.sessions.aggregates import COUNT, median, sum_of
+from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.dp_transforms import session as drawing
 from dpstream.pipelines.ask import sequence
 from dpstream.pipelines.formats.receipt import table_of
@@ -28,6 +28,7 @@ from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
 from tests.pipelines.session.statements import Figures, Session
 from tests.pipelines.session.tables import RECORDS, small_config_at
+from tests.sessions import median, sum_of
 
 EMPTY = RECORDS.splitlines()[0] + "\n"
 OTHER = EMPTY + "".join(f"x{n},{n % 4},{n % 10},{n % 3},0.25\n" for n in range(40))

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    average,
-    median,
-    quantiles,
-    sum_of,
-)
+from dpstream.accounting.sessions.aggregates import COUNT
 from dpstream.pipelines.ask.question import Asking
 from dpstream.pipelines.session.ask import AllotmentQuestion, SessionQuestion, order_of
 from dpstream.pipelines.session.config import load_config
@@ -34,6 +28,7 @@ from tests.pipelines.session.tables import (
     small_config_at,
     write,
 )
+from tests.sessions import average, median, quantiles, sum_of
 
 MANY = RECORDS.splitlines()[0] + "\n" + "".join(
     f"p{n},{n % 4},{n % 10},{1 + n % 2},0.5\n" for n in range(4_000)

@@ -19,7 +19,7 @@ import pytest
 from dpstream.accounting.query.bounds import Cut
 from dpstream.pipelines.formats.receipt import encoded, header_of
 from dpstream.pipelines.render.answer import cut_lines
-from dpstream.pipelines.sql.ask import identity_of
+from dpstream.pipelines.sql.covering import StatementIdentity
 from dpstream.pipelines.sql.load import load_catalog
 from dpstream.pipelines.sql.query_plan import question_of
 from dpstream.pipelines.sql.receipt import (
@@ -384,7 +384,7 @@ DIFFERENT: dict[str, list[str]] = {
 def test_what_differs_in_private_rows_stays_two_questions(part: str, tmp_path: Path) -> None:
     catalog = load_catalog(data_set(tmp_path))
     questions = [question_of(text, catalog) for text in DIFFERENT[part]]
-    identities = {tuple(identity_of(question, catalog)) for question in questions}
+    identities = {tuple(StatementIdentity(question, catalog).identity) for question in questions}
     assert len(identities) == len(questions) > 2
 
 
@@ -419,7 +419,7 @@ def test_names_within_a_private_relation_are_no_part_of_the_question(
         )
         for name, relation in (one, other)
     )
-    assert identity_of(first, catalog) == identity_of(second, catalog)
+    assert StatementIdentity(first, catalog).identity == StatementIdentity(second, catalog).identity
 
 
 def test_public_groups_keep_their_figures_in_any_order(tmp_path: Path) -> None:

@@ -336,9 +336,9 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_that_is_made_finds_no_table(tmp_path: Path, refused: Refused) -> None:
-    refuse_table(tmp_path, "t")
+    refuse_table(tmp_path, "")
     commit(tmp_path, manifest())
-    refused(refuse_table, tmp_path, "t")
+    refused(refuse_table, tmp_path, "")
 
 
 def test_a_table_has_one_account(tmp_path: Path, refused: Refused) -> None:

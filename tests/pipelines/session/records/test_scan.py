@@ -13,17 +13,7 @@ import pytest
 
 from dpstream.accounting.regions.boxes import union, without
 from dpstream.accounting.regions.space import Space
-from dpstream.accounting.sessions.aggregates import (
-    COUNT,
-    Aggregate,
-    Axis,
-    Cells,
-    Needs,
-    Question,
-    average,
-    median,
-    sum_of,
-)
+from dpstream.accounting.sessions.aggregates import COUNT, Aggregate, Axis, Cells, Needs, Question
 from dpstream.dp_transforms.session import tallied
 from dpstream.pipelines.session.config import Config
 from dpstream.pipelines.session.records import scan as scans
@@ -32,6 +22,7 @@ from dpstream.pipelines.session.records.scan import BOXES, Scan, cell, where
 from tests.golden.pinned import check, of_refusals
 from tests.golden.refusals import Refused
 from tests.pipelines.session.tables import at_of, config_at, rides, without_ids, write
+from tests.sessions import average, median, sum_of
 
 
 @pytest.fixture(scope="module")
