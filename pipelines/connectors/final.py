@@ -249,19 +249,20 @@ def too_uncertain(values: Float64, sds: Float64, share: float | None) -> Bool:
 def write_final(table: FinalTable, job: Job, out: Path, field: str = "sink.path") -> int:
     """Write a final table, in the format of its name's ending; return its number of rows.
 
-    It replaces an older one when it is complete, and never another file.
+    It replaces what is there when it is complete: a path that somebody has chosen is checked before
+    (`require_final`).  In a folder of releases the name is the run's own, whose table may be
+    damaged.
 
     Args:
         field: what names the file, for errors.
 
     Raises:
-        UsageError: another file is there, a release is damaged, or a name is taken.
+        UsageError: a release is damaged, or a name is taken.
         RunError: it cannot be written.
     """
     kind = next(kind for kind in RELEASE_KINDS if out.suffix.lower() == f".{kind}")
     schema, rows = final_schema(table.plan), 0
     with file_errors(field, "cannot be written"):
-        require_final(out, field)
         make_folder(out.parent)
         with replacing(out) as draft, _writer(draft, kind, table, job) as write:
             for batch in in_batches_of(PART_ROWS, _batches(table, job), schema):
@@ -271,7 +272,12 @@ def write_final(table: FinalTable, job: Job, out: Path, field: str = "sink.path"
 
 
 def require_final(out: Path, field: str) -> None:
-    """Refuse a path at which another file is than a final table; raises as `write_final` does."""
+    """Refuse a path at which another file is than a final table.
+
+    Raises:
+        UsageError: another file is there.
+        RunError: it cannot be read.
+    """
     kind = out.suffix.lower().removeprefix(".")
     with file_errors(field, "cannot be read"):
         if out.exists() and not _is_final(out, kind):

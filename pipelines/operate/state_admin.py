@@ -26,7 +26,7 @@ from dpstream.dp_transforms.release import facts_of, stamped_run_id
 from dpstream.dp_transforms.run import Run
 from dpstream.dp_transforms.skipping import exhausted
 from dpstream.pipelines.connectors.files.sink import FileSink
-from dpstream.pipelines.connectors.final import final_in, final_of, write_final
+from dpstream.pipelines.connectors.final import final_in, final_of, require_final, write_final
 from dpstream.pipelines.connectors.input_files import refuse, refuse_changed
 from dpstream.pipelines.connectors.registry import input_of, sink_of
 from dpstream.pipelines.connectors.run_manifest import (
@@ -180,6 +180,7 @@ def final(job: Job, out: Path) -> int:
         RunError: it cannot be read or written.
     """
     folder = job.sink.folder
+    require_final(out, "--out")
     if folder is not None:
         if folder.resolve() in out.resolve().parent.parents:
             raise UsageError("--out", "lies among the releases", "choose another folder")

@@ -266,7 +266,7 @@ def test_a_table_is_whole_or_the_old_one(make_job: Callable[..., Job]) -> None:
     for foreign in (releases, path.parent / "mine.csv", path.parent / "empty.csv"):
         content = foreign.read_bytes()
         with pytest.raises(UsageError):
-            write_final(final_in(job, path.parent), job, foreign)
+            state_admin.final(job, foreign)
         assert foreign.read_bytes() == content
 
 

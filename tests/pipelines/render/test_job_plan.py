@@ -35,7 +35,7 @@ def test_for_a_person(plan: Plan) -> None:
     lines = page.splitlines()
     assert len(lines) < 22 and all(len(line) < 260 for line in lines)
     heads = [line[:11].strip() for line in lines if line[:1].isupper()]
-    assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Budget", "Helps most",
+    assert heads == ["Guarantee", "Counted", "Appears", "Exact", "Epsilon", "Budget", "Helps most",
                      "More"]  # fmt: skip
     assert "refused" not in page and "of 5,000 units that is" in page and "of 50 keys about" in page
     assert "more than there are" in summary_text(plan, budget, units=3)
